@@ -1,0 +1,58 @@
+"""PostgreSQL: engines, and migrations under an advisory lock. Each service owns a schema and an Alembic history."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+
+def driver_url(database_url: str) -> str:
+    """The URL with the psycopg 3 driver named, whichever of PostgreSQL's own forms it came in."""
+    for prefix in ("postgresql+psycopg://", "postgresql://", "postgres://"):
+        if database_url.startswith(prefix):
+            return "postgresql+psycopg://" + database_url.removeprefix(prefix)
+    raise ValueError("the database URL must begin with postgresql://")
+
+
+def connect(database_url: str, *, pool_size: int = 5) -> AsyncEngine:
+    """An engine whose waits all end: 5 s to connect, 10 s a statement, 5 s for a pooled connection."""
+    return create_async_engine(
+        driver_url(database_url),
+        pool_size=pool_size,
+        max_overflow=0,
+        pool_timeout=5,
+        pool_pre_ping=True,
+        connect_args={"connect_timeout": 5, "options": "-c statement_timeout=10000"},
+    )
+
+
+def migrate(database_url: str, *, schema: str, migrations: Path, revision: str = "head") -> None:
+    """Bring one service's schema to a revision. Replicas that start together take turns."""
+    config = Config()
+    config.set_main_option("script_location", str(migrations))
+    config.attributes["schema"] = schema
+    engine = create_engine(driver_url(database_url), poolclass=NullPool)
+    lock = int.from_bytes(hashlib.sha256(f"orchard:{schema}".encode()).digest()[:8], signed=True)
+    try:
+        with engine.connect() as connection:
+            connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": lock})
+            try:
+                connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
+                connection.commit()
+                config.attributes["connection"] = connection
+                if revision in ("head",) or not revision.startswith("-"):
+                    command.upgrade(config, revision)
+                else:
+                    command.downgrade(config, revision)
+                connection.commit()
+            finally:
+                connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": lock})
+                connection.commit()
+    finally:
+        engine.dispose()

@@ -1,0 +1,186 @@
+"""The error tree: each domain error owns its gRPC status, ErrorInfo reason and details.
+
+Raise these anywhere; the call interceptor (interceptor.py) turns them into statuses in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+DOMAIN: Final = "orchard.dev"
+STATUS_DETAILS_KEY: Final = "grpc-status-details-bin"
+_DEFAULT_RETRY_SECONDS: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One bad field: its path in the request, and what is wrong and how to mend it."""
+
+    field: str
+    description: str
+
+
+class OrchardError(Exception):
+    """Base of all domain errors.
+
+    Attributes:
+        code: the gRPC status code of the class.
+        reason: UPPER_SNAKE, stable, for programs.
+        message: one sentence for people.
+        metadata: every variable part of the message, for programs.
+    """
+
+    code: grpc.StatusCode = grpc.StatusCode.INTERNAL
+    default_reason = "INTERNAL"
+
+    def __init__(self, message: str, *, reason: str | None = None, **metadata: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason or self.default_reason
+        self.metadata: Mapping[str, str] = {key: str(value) for key, value in metadata.items()}
+
+    def details(self) -> list[Message]:
+        """The google.rpc messages that go with the status."""
+        return [error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN, metadata=dict(self.metadata))]
+
+    def to_status(self) -> status_pb2.Status:
+        """The google.rpc.Status of this error."""
+        status = status_pb2.Status(code=self.code.value[0], message=self.message)
+        for detail in self.details():
+            packed = any_pb2.Any()
+            packed.Pack(detail)
+            status.details.append(packed)
+        return status
+
+
+class InvalidArgumentError(OrchardError):
+    """The request breaks a field rule. Carries every violation found."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+    default_reason = "INVALID_ARGUMENT"
+
+    def __init__(self, violations: Sequence[Violation], *, reason: str | None = None, **metadata: object) -> None:
+        super().__init__("; ".join(f"{v.field}: {v.description}" for v in violations), reason=reason, **metadata)
+        self.violations = tuple(violations)
+
+    @classmethod
+    def of(cls, field: str, description: str, *, reason: str | None = None, **metadata: object) -> InvalidArgumentError:
+        """One bad field."""
+        return cls([Violation(field, description)], reason=reason, **metadata)
+
+    def details(self) -> list[Message]:
+        """ErrorInfo and BadRequest."""
+        bad = error_details_pb2.BadRequest()
+        for violation in self.violations:
+            bad.field_violations.add(field=violation.field, description=violation.description)
+        return [*super().details(), bad]
+
+
+class UnauthenticatedError(OrchardError):
+    """No valid credentials."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+    default_reason = "UNAUTHENTICATED"
+
+
+class PermissionDeniedError(OrchardError):
+    """Valid credentials that do not allow this."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+    default_reason = "PERMISSION_DENIED"
+
+
+class NotFoundError(OrchardError):
+    """What the call names is not there."""
+
+    code = grpc.StatusCode.NOT_FOUND
+    default_reason = "NOT_FOUND"
+
+
+class AlreadyExistsError(OrchardError):
+    """The name is taken, or the idempotency key was used for something else."""
+
+    code = grpc.StatusCode.ALREADY_EXISTS
+    default_reason = "ALREADY_EXISTS"
+
+
+class OutOfRangeError(OrchardError):
+    """A position past the end."""
+
+    code = grpc.StatusCode.OUT_OF_RANGE
+    default_reason = "OUT_OF_RANGE"
+
+
+class FailedPreconditionError(OrchardError):
+    """The thing is in a state in which this cannot be done; retrying alone does not help."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    default_reason = "FAILED_PRECONDITION"
+
+    def details(self) -> list[Message]:
+        """ErrorInfo and PreconditionFailure."""
+        failure = error_details_pb2.PreconditionFailure()
+        failure.violations.add(type=self.reason, description=self.message)
+        return [*super().details(), failure]
+
+
+class ResourceExhaustedError(OrchardError):
+    """A quota or limit is used up."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    default_reason = "RESOURCE_EXHAUSTED"
+
+    def details(self) -> list[Message]:
+        """ErrorInfo and QuotaFailure."""
+        failure = error_details_pb2.QuotaFailure()
+        failure.violations.add(subject=self.reason, description=self.message)
+        return [*super().details(), failure]
+
+
+class UnavailableError(OrchardError):
+    """A dependency is away or the server stops: retry after the given delay."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    default_reason = "UNAVAILABLE"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str | None = None,
+        retry_seconds: float = _DEFAULT_RETRY_SECONDS,
+        **metadata: object,
+    ) -> None:
+        super().__init__(message, reason=reason, **metadata)
+        self.retry_seconds = retry_seconds
+
+    def details(self) -> list[Message]:
+        """ErrorInfo and RetryInfo."""
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(self.retry_seconds * 1e9))
+        return [*super().details(), error_details_pb2.RetryInfo(retry_delay=delay)]
+
+
+class DeadlineExceededError(OrchardError):
+    """The call took longer than it may."""
+
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    default_reason = "DEADLINE_EXCEEDED"
+
+
+class UnimplementedError(OrchardError):
+    """This deployment does not have it."""
+
+    code = grpc.StatusCode.UNIMPLEMENTED
+    default_reason = "UNIMPLEMENTED"
+
+
+class InternalError(OrchardError):
+    """A fault of ours. The message names the request id under which the log has the rest."""

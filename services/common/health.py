@@ -1,0 +1,60 @@
+"""Health that tells the truth: SERVING only while every dependency that the service named is well."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio
+
+from services.common.logs import get_logger
+
+_log = get_logger(__name__)
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Health:
+    """Keeps the condition of each dependency; a dependency that was never reported well counts as not."""
+
+    def __init__(self, dependencies: Sequence[str] = ()) -> None:
+        self._wrong: dict[str, str] = dict.fromkeys(dependencies, "not reached yet")
+        self._servicer = aio.HealthServicer()
+        self._names: tuple[str, ...] = ("",)
+        self._stopped = False
+
+    def register(self, server: grpc.aio.Server, service_names: Sequence[str]) -> None:
+        """Serve grpc.health.v1 for the whole server and for each service name."""
+        self._names = ("", *service_names)
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+
+    async def publish(self) -> None:
+        """Tell callers and Watch streams the present state."""
+        status = _NOT_SERVING if self._wrong or self._stopped else _SERVING
+        for name in self._names:
+            await self._servicer.set(name, status)
+
+    async def well(self, dependency: str) -> None:
+        """The dependency answers."""
+        if self._wrong.pop(dependency, None) is not None:
+            _log.info("dependency is well", dependency=dependency)
+            await self.publish()
+
+    async def unwell(self, dependency: str, why: str) -> None:
+        """The dependency does not answer."""
+        if self._wrong.get(dependency) != why:
+            if dependency not in self._wrong:
+                _log.warning("dependency is unwell", dependency=dependency, why=why)
+            self._wrong[dependency] = why
+            await self.publish()
+
+    @property
+    def wrong(self) -> dict[str, str]:
+        """Dependencies that do not answer, and why."""
+        return dict(self._wrong)
+
+    async def shutdown(self) -> None:
+        """NOT_SERVING from now on."""
+        self._stopped = True
+        await self.publish()

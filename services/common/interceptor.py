@@ -1,0 +1,271 @@
+"""The one interceptor around every handler of every server.
+
+In this order, outermost first: count the call as in flight, give it a request id, time and trace it, map every error to a status, bound its
+time, authenticate. One object instead of a chain, since each layer of a chain costs a coroutine a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import grpc
+import grpc.aio
+
+from services.common import logs
+from services.common.errors import (
+    STATUS_DETAILS_KEY,
+    DeadlineExceededError,
+    InternalError,
+    OrchardError,
+    UnavailableError,
+)
+from services.common.telemetry import Telemetry
+from services.common.tokens import Principal
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+_log = logs.get_logger(__name__)
+
+REQUEST_ID_KEY: Final = "orchard-request-id"
+_MAXIMUM_UNARY_SECONDS: Final = 900.0
+_OPEN_PREFIXES: Final = ("/grpc.health.v1.Health/", "/grpc.reflection.", "/grpc.channelz.")
+
+
+@dataclass(slots=True)
+class Call:
+    """What is known of the call that is being served."""
+
+    method: str
+    request_id: str
+    principal: Principal | None = None
+    span: Span | None = None
+    trailing: list[tuple[str, str | bytes]] = field(default_factory=list)
+
+
+current_call: contextvars.ContextVar[Call] = contextvars.ContextVar("current_call")
+"""The call that this task serves."""
+
+Metadata = dict[str, Any]
+
+
+class Authenticator(Protocol):
+    """Finds out who calls. Async, since a gateway may have to ask its store for a key it has not seen."""
+
+    async def authenticate(self, method: str, metadata: Metadata) -> Principal | None:
+        """Return the principal, or None where calls have none.
+
+        Raises:
+            UnauthenticatedError: the credentials are missing or wrong.
+            PermissionDeniedError: they do not allow this method.
+        """
+
+
+class InFlight:
+    """Counts calls that run, so that a stopping server can wait for their `finally` blocks."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def add(self) -> asyncio.Task[Any] | None:
+        """Note the current task."""
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+        return task
+
+    def remove(self, task: asyncio.Task[Any] | None) -> None:
+        """Forget a task."""
+        if task is not None:
+            self._tasks.discard(task)
+
+    async def drained(self, timeout: float) -> bool:
+        """Wait until no call runs; False if some still do after `timeout` seconds."""
+        tasks = self._tasks - {asyncio.current_task()}  # type: ignore[arg-type]
+        if not tasks:
+            return True
+        _done, pending = await asyncio.wait(tasks, timeout=timeout)
+        return not pending
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Wraps every handler; see the module."""
+
+    def __init__(self, *, authenticator: Authenticator | None, telemetry: Telemetry | None = None) -> None:
+        self._authenticator = authenticator
+        self._telemetry = telemetry
+        self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
+        self.in_flight = InFlight()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler | None:
+        """Give the method's handler, wrapped once and kept."""
+        method = handler_call_details.method
+        wrapped = self._wrapped.get(method)
+        if wrapped is None:
+            handler = await continuation(handler_call_details)
+            if handler is None or method.startswith(_OPEN_PREFIXES):
+                return handler
+            wrapped = self._wrapped[method] = self._wrap(method, handler)
+        return wrapped
+
+    def _wrap(self, method: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+        codecs = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.response_streaming:
+            stream = self._stream(method, handler.stream_stream or handler.unary_stream)
+            make = (
+                grpc.stream_stream_rpc_method_handler
+                if handler.request_streaming
+                else grpc.unary_stream_rpc_method_handler
+            )
+            return make(stream, **codecs)
+        unary = self._unary(method, handler.stream_unary or handler.unary_unary, bounded=not handler.request_streaming)
+        make = (
+            grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
+        )
+        return make(unary, **codecs)
+
+    def _unary(
+        self, method: str, inner: Callable[[Any, Any], Awaitable[Any]], *, bounded: bool
+    ) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def serve(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            task = self.in_flight.add()
+            call, started = self._begin(method, context)
+            status = "OK"
+            try:
+                await self._authenticate(call, context)
+                # Every wait has an end, also for callers that set no deadline. Uploads end with their stream.
+                async with asyncio.timeout(_MAXIMUM_UNARY_SECONDS if bounded else None):
+                    return await inner(request, context)
+            except BaseException as error:  # noqa: BLE001 (the one place that maps everything)
+                status = await self._fail(error, call, context)
+            finally:
+                self._end(call, started, status, context)
+                self.in_flight.remove(task)
+
+        return serve
+
+    def _stream(
+        self, method: str, inner: Callable[[Any, Any], AsyncIterator[Any]]
+    ) -> Callable[[Any, Any], AsyncIterator[Any]]:
+        async def serve(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+            task = self.in_flight.add()
+            call, started = self._begin(method, context)
+            status = "OK"
+            responses = None
+            try:
+                await self._authenticate(call, context)
+                responses = inner(request, context)
+                async for response in responses:
+                    yield response
+            except GeneratorExit:
+                status = "CANCELLED"
+                raise
+            except BaseException as error:  # noqa: BLE001
+                status = await self._fail(error, call, context)
+            finally:
+                if responses is not None and hasattr(responses, "aclose"):
+                    await responses.aclose()
+                self._end(call, started, status, context)
+                self.in_flight.remove(task)
+
+        return serve
+
+    def _begin(self, method: str, context: grpc.aio.ServicerContext) -> tuple[Call, float]:
+        metadata = context.invocation_metadata() or ()
+        request_id = next((value for key, value in metadata if key == REQUEST_ID_KEY), "") or uuid.uuid4().hex[:16]
+        call = Call(method, str(request_id)[:64])
+        fields = {"request_id": call.request_id}
+        if self._telemetry is not None:
+            call.span = self._telemetry.start_span(method.lstrip("/"), metadata)
+            call.span.set_attribute("orchard.request_id", call.request_id)
+            fields["trace_id"] = f"{call.span.get_span_context().trace_id:032x}"
+        current_call.set(call)
+        logs.call_fields.set(fields)
+        return call, time.perf_counter()
+
+    async def _authenticate(self, call: Call, context: grpc.aio.ServicerContext) -> None:
+        if self._authenticator is not None:
+            metadata = dict(context.invocation_metadata() or ())
+            call.principal = await self._authenticator.authenticate(call.method, metadata)
+
+    async def _fail(self, error: BaseException, call: Call, context: grpc.aio.ServicerContext) -> str:
+        """Turn any exception into the call's status; returns its name."""
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise error
+        if isinstance(error, grpc.aio.AbortError):
+            raise error
+        if isinstance(error, asyncio.CancelledError):
+            if context.cancelled() or (task := asyncio.current_task()) is None or task.cancelling():
+                raise error
+            # Something of ours was cancelled: let out as it is, it would leave the client waiting for its deadline.
+            error = UnavailableError("the server gave the call up; retry", reason="CALL_INTERRUPTED")
+        elif isinstance(error, TimeoutError):
+            error = DeadlineExceededError("the call took longer than it may")
+        elif isinstance(error, grpc.aio.AioRpcError):
+            return await _forward(error, call, context)
+        elif not isinstance(error, OrchardError):
+            _log.error("call failed", method=call.method, exc_info=error)
+            error = InternalError(
+                f"internal error; the server's log has it under request id {call.request_id}",
+                request_id=call.request_id,
+            )
+        status = error.to_status()
+        await context.abort(
+            error.code,
+            error.message,
+            (*call.trailing, (REQUEST_ID_KEY, call.request_id), (STATUS_DETAILS_KEY, status.SerializeToString())),
+        )
+        return error.code.name  # pragma: no cover (abort raises)
+
+    def _end(self, call: Call, started: float, status: str, context: grpc.aio.ServicerContext) -> None:
+        if call.trailing and status == "OK":
+            context.set_trailing_metadata(tuple(call.trailing))
+        if self._telemetry is None:
+            return
+        code = context.code()
+        name = code.name if isinstance(code, grpc.StatusCode) else status
+        attributes = {"method": call.method, "status": name}
+        self._telemetry.calls.add(1, attributes)
+        self._telemetry.latency.record((time.perf_counter() - started) * 1e3, {"method": call.method})
+        if call.span is not None:
+            call.span.set_attribute("rpc.grpc.status", name)
+            call.span.end()
+
+
+async def _forward(error: grpc.aio.AioRpcError, call: Call, context: grpc.aio.ServicerContext) -> str:
+    """Pass on the status of a service behind this one, details and all.
+
+    A status that gRPC itself made (a connection that broke) has no details: it becomes UNAVAILABLE of our own.
+    """
+    trailing = dict(error.trailing_metadata() or ())
+    details = trailing.get(STATUS_DETAILS_KEY)
+    code, message = error.code(), error.details() or ""
+    if details is None and code in (
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+    ):
+        _log.warning("a service behind this one failed", method=call.method, status=code.name, detail=message)
+        unavailable = UnavailableError(
+            "a service behind the gateway did not answer; retry", reason="UPSTREAM_UNAVAILABLE"
+        )
+        code, message, details = unavailable.code, unavailable.message, unavailable.to_status().SerializeToString()
+    metadata = [(REQUEST_ID_KEY, call.request_id)]
+    if details is not None:
+        metadata.append((STATUS_DETAILS_KEY, details))
+    await context.abort(code, message, tuple(metadata))
+    return code.name

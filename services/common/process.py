@@ -1,0 +1,85 @@
+"""The life of a service process: event loop, signals, lifeline, exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
+
+import uvloop
+from pydantic import ValidationError
+
+from services.common import logs
+from services.common.server import ListenError
+from services.common.settings import ServiceSettings
+from services.common.tasks import TaskGroup
+from services.common.telemetry import Telemetry
+
+S = TypeVar("S", bound=ServiceSettings)
+
+App = Callable[[S, TaskGroup, Telemetry | None], AbstractAsyncContextManager[object]]
+"""A composition root: starts the service on entry, stops it in order on exit."""
+
+_log = logs.get_logger(__name__)
+
+
+def run_service(name: str, settings_type: type[S], app: App[S]) -> int:
+    """Run a service until a signal, the end of its lifeline or the death of a background task; returns the exit code."""
+    try:
+        settings = settings_type()
+    except ValidationError as error:
+        for problem in error.errors():
+            variable = "ORCHARD_" + "_".join(str(part) for part in problem["loc"]).upper()
+            print(f"orchard {name}: {variable}: {problem['msg']}", file=sys.stderr)  # noqa: T201
+        return 2
+    logs.configure(name, level=settings.log_level, json_format=settings.log_format == "json")
+    try:
+        return uvloop.run(_run(name, settings, app))
+    except ListenError as error:
+        _log.error(str(error))  # noqa: TRY400 (the message says it all)
+        return 2
+
+
+async def _run(name: str, settings: S, app: App[S]) -> int:
+    telemetry = Telemetry.from_environment(name)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if settings.lifeline_fd is not None:
+        watch_lifeline(settings.lifeline_fd, stop.set)
+    code = 0
+    async with TaskGroup() as tasks:
+        async with app(settings, tasks, telemetry):
+            waiting = loop.create_task(stop.wait(), name="stop signal")
+            await asyncio.wait([waiting, tasks.failed], return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            if tasks.failed.done():
+                code = 1
+        await tasks.close()
+    if telemetry is not None:
+        await asyncio.to_thread(telemetry.close)
+    _log.info("stopped", exit_code=code)
+    return code
+
+
+def watch_lifeline(descriptor: int, ended: Callable[[], None]) -> None:
+    """Call `ended` once when the other end of the pipe closes."""
+    loop = asyncio.get_running_loop()
+    os.set_blocking(descriptor, False)
+    os.set_inheritable(descriptor, False)
+
+    def readable() -> None:
+        try:
+            if os.read(descriptor, 64):
+                return
+        except BlockingIOError:
+            return
+        loop.remove_reader(descriptor)
+        ended()
+
+    loop.add_reader(descriptor, readable)

@@ -1,0 +1,106 @@
+"""Server bootstrap: options, health, reflection, channelz, and a graceful stop in the one right order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from services.common.health import Health
+from services.common.interceptor import CallInterceptor
+from services.common.logs import get_logger
+
+_log = get_logger(__name__)
+
+MESSAGE_LIMIT: Final = 4 << 20  # StartExec and Exec requests may have 3 MiB
+STREAM_GRACE_SECONDS: Final = 5.0
+
+SERVER_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
+    # A second server on a port must fail instead of silently sharing it.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MESSAGE_LIMIT),
+    ("grpc.max_concurrent_streams", 100_000),
+    # The client's keepalive pings every 30 s, also while idle; gRPC's default would end such connections with GOAWAY.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+CHANNEL_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
+    ("grpc.max_receive_message_length", MESSAGE_LIMIT),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Each service and agent has its own connection; sharing gRPC's global pool would keep dead ones alive.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class ListenError(Exception):
+    """The address cannot be listened on; the message says why and what to do."""
+
+
+class Server:
+    """A gRPC server of one service.
+
+    Add servicers to `grpc_server`, then `start`. `stopping` is set first when it stops, so that long streams can end themselves with
+    UNAVAILABLE instead of being cut.
+    """
+
+    def __init__(
+        self,
+        *,
+        interceptor: CallInterceptor,
+        health: Health,
+        service_names: Sequence[str],
+        reflection: bool = True,
+        options: Sequence[tuple[str, Any]] = (),
+    ) -> None:
+        self._interceptor = interceptor
+        self.health = health
+        self.stopping = asyncio.Event()
+        self.grpc_server = grpc.aio.server(interceptors=[interceptor], options=[*SERVER_OPTIONS, *options])
+        health.register(self.grpc_server, service_names)
+        if reflection:
+            _add_debug_services(self.grpc_server, service_names)
+
+    async def start(self, address: str) -> int:
+        """Listen and serve. `address` is "host:port" (port 0: any) or "unix:/path"; returns the port.
+
+        Raises:
+            ListenError: the port is in use, or the socket's folder is not there.
+        """
+        if address.startswith("unix:") and not address.startswith("unix:/proc/"):
+            path = Path(address.removeprefix("unix:"))
+            # A socket left behind by a killed process; the folder is ours alone, so nobody else serves it.
+            path.unlink(missing_ok=True)
+        try:
+            port = self.grpc_server.add_insecure_port(address)
+        except RuntimeError:
+            raise ListenError(f"cannot listen on {address}: it is in use or not an address of this machine") from None
+        await self.grpc_server.start()
+        _log.info("serving", address=address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}")
+        return int(port)
+
+    async def stop(self, *, notice_seconds: float = 0.0) -> None:
+        """Stop in order: NOT_SERVING, let balancers notice, end streams, drain calls, wait for their clean-up."""
+        await self.health.shutdown()
+        await asyncio.sleep(notice_seconds)
+        self.stopping.set()
+        await self.grpc_server.stop(STREAM_GRACE_SECONDS)
+        if not await self._interceptor.in_flight.drained(STREAM_GRACE_SECONDS):
+            _log.warning("calls were still running when the server stopped")
+
+
+def _add_debug_services(server: grpc.aio.Server, names: Sequence[str]) -> None:
+    from grpc_channelz.v1 import channelz
+    from grpc_health.v1 import health
+    from grpc_reflection.v1alpha import reflection
+
+    reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    channelz.add_channelz_servicer(server)

@@ -1,0 +1,123 @@
+"""Field rules: the one place that builds BadRequest. The rules themselves stand in the proto comments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from services.common.errors import InvalidArgumentError, Violation
+
+_SANDBOX_ID: Final = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?\Z")
+_TOKEN_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_ENV_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_LABEL: Final = re.compile(r"[A-Za-z0-9_./-]{1,63}\Z")
+_LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9_./-]{0,63}\Z")
+RESERVED_SANDBOX_IDS: Final = frozenset({"all", "self", "default"})
+MEBIBYTE: Final = 1 << 20
+DAY_SECONDS: Final = 86_400.0
+
+
+class DurationLike(Protocol):
+    """A google.protobuf.Duration."""
+
+    seconds: int
+    nanos: int
+
+
+def seconds_of(duration: DurationLike) -> float:
+    """Seconds of a protobuf Duration."""
+    return duration.seconds + duration.nanos / 1e9
+
+
+class Fields:
+    """Collects every violation of a request, then raises them together.
+
+    fields = Fields()
+    fields.sandbox_id("sandbox_id", request.sandbox_id)
+    fields.check(request.page_size >= 0, "page_size", "must not be negative")
+    fields.done()
+    """
+
+    def __init__(self) -> None:
+        self._violations: list[Violation] = []
+
+    def check(self, holds: bool, field: str, description: str) -> bool:
+        """Note a violation unless the rule holds; returns whether it does."""
+        if not holds:
+            self._violations.append(Violation(field, description))
+        return holds
+
+    def done(self) -> None:
+        """Raise InvalidArgumentError if anything was noted."""
+        if self._violations:
+            raise InvalidArgumentError(self._violations)
+
+    def sandbox_id(self, field: str, value: str, *, optional: bool = False) -> None:
+        """Sandbox.sandbox_id."""
+        if optional and not value:
+            return
+        if self.check(bool(value), field, "is required"):
+            self.check(
+                _SANDBOX_ID.match(value) is not None,
+                field,
+                "must be 1 to 63 of a-z, 0-9 and '-', begin with a letter and end with a letter or digit",
+            )
+            self.check(value not in RESERVED_SANDBOX_IDS, field, f"{value!r} is reserved; choose another id")
+
+    def token_id(self, field: str, value: str, *, optional: bool = False) -> None:
+        """An exec id or request id: 1 to 64 of A-Z, a-z, 0-9, '-', '_'."""
+        if optional and not value:
+            return
+        if self.check(bool(value), field, "is required"):
+            self.check(_TOKEN_ID.match(value) is not None, field, "must be 1 to 64 of A-Z, a-z, 0-9, '-' and '_'")
+
+    def text(self, field: str, value: str, *, maximum: int, required: bool = False) -> None:
+        """A string of at most `maximum` bytes without NUL."""
+        if required:
+            self.check(bool(value), field, "is required")
+        self.check(len(value.encode()) <= maximum, field, f"must be at most {maximum} bytes")
+        self.check("\0" not in value, field, "must not contain a NUL")
+
+    def env(self, field: str, env: Mapping[str, str]) -> None:
+        """An environment: key syntax, no NUL, at most 1,000 entries and 1 MiB."""
+        self.check(len(env) <= 1000, field, "must have at most 1,000 entries")
+        size = 0
+        for key, value in env.items():
+            size += len(key) + len(value.encode()) + 2
+            shown = key if len(key) <= 80 else key[:80] + "..."
+            self.check(
+                _ENV_KEY.match(key) is not None, f"{field}[{shown!r}]", "the key must match [A-Za-z_][A-Za-z0-9_]*"
+            )
+            self.check("\0" not in value, f"{field}[{shown!r}]", "the value must not contain a NUL")
+        self.check(size <= MEBIBYTE, field, "must be at most 1 MiB in all")
+
+    def labels(self, field: str, labels: Mapping[str, str]) -> None:
+        """Labels: at most 64, keys and values of at most 63 safe characters."""
+        self.check(len(labels) <= 64, field, "must have at most 64 labels")
+        for key, value in labels.items():
+            self.check(
+                _LABEL.match(key) is not None and _LABEL_VALUE.match(value) is not None,
+                f"{field}[{key[:80]!r}]",
+                "keys and values must be at most 63 of A-Z, a-z, 0-9, '-', '_', '.', '/'",
+            )
+
+    def duration(self, field: str, value: DurationLike, *, minimum: float, maximum: float) -> None:
+        """A duration within [minimum, maximum] seconds."""
+        seconds = seconds_of(value)
+        self.check(minimum <= seconds <= maximum, field, f"must be from {minimum:g} s to {maximum:g} s")
+
+    def between(self, field: str, value: float, minimum: float, maximum: float, *, zero: bool = True) -> None:
+        """A number within [minimum, maximum]; zero means the default where allowed."""
+        if zero and value == 0:
+            return
+        self.check(minimum <= value <= maximum, field, f"must be from {minimum:,} to {maximum:,}")
+
+    def path(self, field: str, value: str) -> None:
+        """A path: 1 to 4,096 bytes without NUL."""
+        self.text(field, value, maximum=4096, required=True)
+
+    def page_size(self, field: str, value: int, *, default: int, maximum: int) -> int:
+        """A page size; returns the one to use."""
+        self.check(0 <= value <= maximum, field, f"must be from 1 to {maximum:,}, or 0 for the default of {default}")
+        return value or default

@@ -46,7 +46,7 @@ def migrate(database_url: str, *, schema: str, migrations: Path, revision: str =
                 connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
                 connection.commit()
                 config.attributes["connection"] = connection
-                if revision in ("head",) or not revision.startswith("-"):
+                if not revision.startswith("-"):
                     command.upgrade(config, revision)
                 else:
                     command.downgrade(config, revision)

@@ -1,7 +1,7 @@
 """The one interceptor around every handler of every server.
 
-In this order, outermost first: count the call as in flight, give it a request id, time and trace it, map every error to a status, bound its
-time, authenticate. One object instead of a chain, since each layer of a chain costs a coroutine a call.
+In this order, outermost first: count the call as in flight, give it a request id, time and trace it, map every error to
+a status, bound its time, authenticate. One object instead of a chain: each layer of a chain costs a coroutine a call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import grpc
 import grpc.aio
@@ -30,6 +30,11 @@ from services.common.tokens import Principal
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
+
+    Handler = grpc.RpcMethodHandler[Any, Any]
+    UnaryBehavior = Callable[[Any, Any], Awaitable[Any]]
+    StreamBehavior = Callable[[Any, Any], AsyncIterator[Any]]
+    Context = grpc.aio.ServicerContext[Any, Any]
 
 _log = logs.get_logger(__name__)
 
@@ -87,27 +92,27 @@ class InFlight:
 
     async def drained(self, timeout: float) -> bool:
         """Wait until no call runs; False if some still do after `timeout` seconds."""
-        tasks = self._tasks - {asyncio.current_task()}  # type: ignore[arg-type]
+        tasks = self._tasks - {asyncio.current_task()}
         if not tasks:
             return True
         _done, pending = await asyncio.wait(tasks, timeout=timeout)
         return not pending
 
 
-class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler; see the module."""
 
     def __init__(self, *, authenticator: Authenticator | None, telemetry: Telemetry | None = None) -> None:
         self._authenticator = authenticator
         self._telemetry = telemetry
-        self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
+        self._wrapped: dict[str, Handler] = {}
         self.in_flight = InFlight()
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler | None:
+    ) -> Handler | None:
         """Give the method's handler, wrapped once and kept."""
         method = handler_call_details.method
         wrapped = self._wrapped.get(method)
@@ -118,20 +123,24 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             wrapped = self._wrapped[method] = self._wrap(method, handler)
         return wrapped
 
-    def _wrap(self, method: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+    def _wrap(self, method: str, handler: Handler) -> Handler:
         codecs = {
             "request_deserializer": handler.request_deserializer,
             "response_serializer": handler.response_serializer,
         }
         if handler.response_streaming:
-            stream = self._stream(method, handler.stream_stream or handler.unary_stream)
+            stream = self._stream(method, cast("StreamBehavior", handler.stream_stream or handler.unary_stream))
             make = (
                 grpc.stream_stream_rpc_method_handler
                 if handler.request_streaming
                 else grpc.unary_stream_rpc_method_handler
             )
             return make(stream, **codecs)
-        unary = self._unary(method, handler.stream_unary or handler.unary_unary, bounded=not handler.request_streaming)
+        unary = self._unary(
+            method,
+            cast("UnaryBehavior", handler.stream_unary or handler.unary_unary),
+            bounded=not handler.request_streaming,
+        )
         make = (
             grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
         )
@@ -140,7 +149,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def _unary(
         self, method: str, inner: Callable[[Any, Any], Awaitable[Any]], *, bounded: bool
     ) -> Callable[[Any, Any], Awaitable[Any]]:
-        async def serve(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        async def serve(request: Any, context: Context) -> Any:
             task = self.in_flight.add()
             call, started = self._begin(method, context)
             status = "OK"
@@ -160,7 +169,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def _stream(
         self, method: str, inner: Callable[[Any, Any], AsyncIterator[Any]]
     ) -> Callable[[Any, Any], AsyncIterator[Any]]:
-        async def serve(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        async def serve(request: Any, context: Context) -> AsyncIterator[Any]:
             task = self.in_flight.add()
             call, started = self._begin(method, context)
             status = "OK"
@@ -183,7 +192,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         return serve
 
-    def _begin(self, method: str, context: grpc.aio.ServicerContext) -> tuple[Call, float]:
+    def _begin(self, method: str, context: Context) -> tuple[Call, float]:
         metadata = context.invocation_metadata() or ()
         request_id = next((value for key, value in metadata if key == REQUEST_ID_KEY), "") or uuid.uuid4().hex[:16]
         call = Call(method, str(request_id)[:64])
@@ -196,12 +205,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         logs.call_fields.set(fields)
         return call, time.perf_counter()
 
-    async def _authenticate(self, call: Call, context: grpc.aio.ServicerContext) -> None:
+    async def _authenticate(self, call: Call, context: Context) -> None:
         if self._authenticator is not None:
             metadata = dict(context.invocation_metadata() or ())
             call.principal = await self._authenticator.authenticate(call.method, metadata)
 
-    async def _fail(self, error: BaseException, call: Call, context: grpc.aio.ServicerContext) -> str:
+    async def _fail(self, error: BaseException, call: Call, context: Context) -> str:
         """Turn any exception into the call's status; returns its name."""
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise error
@@ -230,7 +239,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         )
         return error.code.name  # pragma: no cover (abort raises)
 
-    def _end(self, call: Call, started: float, status: str, context: grpc.aio.ServicerContext) -> None:
+    def _end(self, call: Call, started: float, status: str, context: Context) -> None:
         if call.trailing and status == "OK":
             context.set_trailing_metadata(tuple(call.trailing))
         if self._telemetry is None:
@@ -245,7 +254,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             call.span.end()
 
 
-async def _forward(error: grpc.aio.AioRpcError, call: Call, context: grpc.aio.ServicerContext) -> str:
+async def _forward(error: grpc.aio.AioRpcError, call: Call, context: Context) -> str:
     """Pass on the status of a service behind this one, details and all.
 
     A status that gRPC itself made (a connection that broke) has no details: it becomes UNAVAILABLE of our own.

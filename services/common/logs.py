@@ -1,6 +1,7 @@
 """Structured logs that carry the call's request id and trace id.
 
-`ORCHARD_LOG_FORMAT=json` writes one JSON object a line, otherwise a line for people. Anything whose name speaks of a secret is hidden.
+`ORCHARD_LOG_FORMAT=json` writes one JSON object a line, otherwise a line for people. Anything whose name speaks of a
+secret is hidden.
 """
 
 from __future__ import annotations
@@ -69,5 +70,5 @@ def configure(service: str, *, level: str = "info", json_format: bool = False) -
 
 def get_logger(name: str) -> FilteringBoundLogger:
     """The logger of a module: `log.info("sandbox ready", sandbox_id=...)`."""
-    logger: FilteringBoundLogger = structlog.get_logger(logger=name)
+    logger: FilteringBoundLogger = structlog.get_logger(module=name)
     return logger

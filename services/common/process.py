@@ -28,9 +28,9 @@ _log = logs.get_logger(__name__)
 
 
 def run_service(name: str, settings_type: type[S], app: App[S]) -> int:
-    """Run a service until a signal, the end of its lifeline or the death of a background task; returns the exit code."""
+    """Run a service until a signal, the end of its lifeline or a background task's death; returns the exit code."""
     try:
-        settings = settings_type()
+        settings = settings_type()  # type: ignore[call-arg]  # pydantic reads the environment
     except ValidationError as error:
         for problem in error.errors():
             variable = "ORCHARD_" + "_".join(str(part) for part in problem["loc"]).upper()
@@ -40,7 +40,7 @@ def run_service(name: str, settings_type: type[S], app: App[S]) -> int:
     try:
         return uvloop.run(_run(name, settings, app))
     except ListenError as error:
-        _log.error(str(error))  # noqa: TRY400 (the message says it all)
+        _log.error(str(error))
         return 2
 
 
@@ -55,11 +55,9 @@ async def _run(name: str, settings: S, app: App[S]) -> int:
     code = 0
     async with TaskGroup() as tasks:
         async with app(settings, tasks, telemetry):
-            waiting = loop.create_task(stop.wait(), name="stop signal")
-            await asyncio.wait([waiting, tasks.failed], return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            if tasks.failed.done():
-                code = 1
+            tasks.failed.add_done_callback(lambda _error: stop.set())
+            await stop.wait()
+            code = 1 if tasks.failed.done() else 0
         await tasks.close()
     if telemetry is not None:
         await asyncio.to_thread(telemetry.close)

@@ -48,8 +48,8 @@ class ListenError(Exception):
 class Server:
     """A gRPC server of one service.
 
-    Add servicers to `grpc_server`, then `start`. `stopping` is set first when it stops, so that long streams can end themselves with
-    UNAVAILABLE instead of being cut.
+    Add servicers to `grpc_server`, then `start`. `stopping` is set first when it stops, so that long streams can end
+    themselves with UNAVAILABLE instead of being cut.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Server:
         if address.startswith("unix:") and not address.startswith("unix:/proc/"):
             path = Path(address.removeprefix("unix:"))
             # A socket left behind by a killed process; the folder is ours alone, so nobody else serves it.
-            path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)  # noqa: ASYNC240 (once, before serving)
         try:
             port = self.grpc_server.add_insecure_port(address)
         except RuntimeError:

@@ -19,13 +19,13 @@ class ServiceSettings(BaseSettings):
     log_format: Literal["text", "json"] = "text"
     lifeline_fd: int | None = Field(
         default=None,
-        description="A pipe's read end; the service stops when the other end closes, so that it never outlives its supervisor.",
+        description="Read end of a pipe; the service stops when the other end closes.",
     )
     stop_notice_seconds: float = Field(
         default=0.0,
         ge=0,
         le=60,
-        description="Time between NOT_SERVING and the end of streams, for load balancers to notice.",
+        description="Time from NOT_SERVING to the end of streams, for balancers to notice.",
     )
 
 

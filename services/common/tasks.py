@@ -15,8 +15,8 @@ _log = get_logger(__name__)
 class TaskGroup:
     """Owns background tasks that should run as long as the service.
 
-    `failed` resolves with the first task that ended by an exception, or that ended at all although `forever`. The service's main
-    loop waits for it, turns NOT_SERVING and exits non-zero.
+    `failed` resolves with the first task that ended by an exception, or that ended at all although `forever`. The
+    service's main loop waits for it, turns NOT_SERVING and exits non-zero.
     """
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,11 +87,15 @@ class Server:
         _log.info("serving", address=address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}")
         return int(port)
 
-    async def stop(self, *, notice_seconds: float = 0.0) -> None:
-        """Stop in order: NOT_SERVING, let balancers notice, end streams, drain calls, wait for their clean-up."""
+    async def stop(self, *, notice_seconds: float = 0.0, wake: Callable[[], None] = lambda: None) -> None:
+        """Stop in order: NOT_SERVING, let balancers notice, end streams, drain calls, wait for their clean-up.
+
+        `wake` makes streams that wait for a change look at `stopping`.
+        """
         await self.health.shutdown()
         await asyncio.sleep(notice_seconds)
         self.stopping.set()
+        wake()
         await self.grpc_server.stop(STREAM_GRACE_SECONDS)
         if not await self._interceptor.in_flight.drained(STREAM_GRACE_SECONDS):
             _log.warning("calls were still running when the server stopped")

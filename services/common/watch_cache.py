@@ -1,0 +1,153 @@
+"""The consumer's side of the watcher's stream: a cache that never goes back behind a revision.
+
+Gateways route by it, the scheduler writes records from it. Losing the stream keeps the cache as it is; a new stream's
+snapshot is a diff, so sandboxes that vanished in between become DELETED and wake their waiters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Final
+
+import grpc
+import grpc.aio
+from orchard.watch.v1 import watch_service_pb2, watch_service_pb2_grpc
+
+from services.common import observed
+from services.common.backoff import Backoff
+from services.common.health import Health
+from services.common.hub import Hub
+from services.common.logs import get_logger
+from services.common.observed import Observed
+from services.common.server import CHANNEL_OPTIONS
+from services.common.states import State
+
+_log = get_logger(__name__)
+
+DEPENDENCY: Final = "watcher"
+_SILENCE_SECONDS: Final = 15.0  # three bookmark intervals
+_ENDED_KEPT: Final = 10_000
+
+Key = tuple[str, str]
+"""Tenant and sandbox id."""
+
+
+class WatchCache:
+    """Sandboxes as the watcher last told."""
+
+    def __init__(
+        self,
+        address: str,
+        health: Health,
+        *,
+        include_spec: bool,
+        on_change: Callable[[Observed], None] = lambda _observed: None,
+        on_synced: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._address = address
+        self._health = health
+        self._include_spec = include_spec
+        self._on_change = on_change
+        self._on_synced = on_synced
+        self._by_uid: dict[str, Observed] = {}
+        self._uid_of: dict[Key, str] = {}
+        self._ended: OrderedDict[str, Observed] = OrderedDict()
+        self._ended_uid_of: dict[Key, str] = {}
+        self._hub: Hub[Key, Observed] = Hub()
+        self.synced = False
+
+    def get(self, tenant: str, sandbox_id: str) -> Observed | None:
+        """The living sandbox of this id, else the last one that ended and is still remembered."""
+        uid = self._uid_of.get((tenant, sandbox_id))
+        if uid is not None:
+            return self._by_uid[uid]
+        ended_uid = self._ended_uid_of.get((tenant, sandbox_id))
+        return self._ended.get(ended_uid) if ended_uid is not None else None
+
+    def living(self) -> Iterable[Observed]:
+        """Every sandbox that the runtime has, FAILED ones included."""
+        return list(self._by_uid.values())
+
+    async def wait(
+        self, tenant: str, sandbox_id: str, enough: Callable[[Observed], bool], timeout_seconds: float
+    ) -> Observed | None:
+        """Wait until the sandbox is known and `enough`; returns what is known at the end of the wait."""
+        key = (tenant, sandbox_id)
+        deadline = asyncio.get_running_loop().time() + timeout_seconds
+        with self._hub.subscribe() as changes:
+            while True:
+                found = self.get(*key)
+                remaining = deadline - asyncio.get_running_loop().time()
+                if (found is not None and enough(found)) or remaining <= 0:
+                    return found
+                await changes.next(remaining)
+
+    async def run(self) -> None:
+        """Follow the watcher for ever."""
+        backoff = Backoff(0.05, 1.0)
+        while True:
+            try:
+                await self._follow(backoff)
+            except grpc.aio.AioRpcError as error:
+                await self._health.unwell(DEPENDENCY, error.code().name)
+            except TimeoutError:
+                await self._health.unwell(DEPENDENCY, f"silent for {_SILENCE_SECONDS:g} s")
+            await asyncio.sleep(backoff.next())
+
+    async def _follow(self, backoff: Backoff) -> None:
+        seen: set[str] = set()
+        synced = False
+        async with grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS) as channel:
+            request = watch_service_pb2.WatchSandboxesRequest(include_spec=self._include_spec)
+            call = watch_service_pb2_grpc.WatchServiceStub(channel).WatchSandboxes(request)
+            try:
+                while True:
+                    async with asyncio.timeout(_SILENCE_SECONDS):
+                        response = await call.read()
+                    if not isinstance(response, watch_service_pb2.WatchSandboxesResponse):
+                        return  # the end of the stream
+                    if response.HasField("sandbox"):
+                        if not synced:
+                            seen.add(response.sandbox.uid)
+                        self._apply(observed.from_proto(response.sandbox))
+                    elif response.HasField("synced"):
+                        self._drop_unseen(seen)
+                        synced = self.synced = True
+                        backoff.reset()
+                        await self._health.well(DEPENDENCY)
+                        self._on_synced()
+            finally:
+                call.cancel()
+
+    def _apply(self, new: Observed) -> None:
+        known = self._by_uid.get(new.uid) or self._ended.get(new.uid)
+        if known is not None and new.revision <= known.revision:
+            return
+        key = (new.tenant, new.sandbox_id)
+        if new.state is State.DELETED:
+            self._by_uid.pop(new.uid, None)
+            if self._uid_of.get(key) == new.uid:
+                del self._uid_of[key]
+            self._remember(key, new)
+        else:
+            self._by_uid[new.uid] = new
+            self._uid_of[key] = new.uid
+        self._on_change(new)
+        self._hub.publish(key, new)
+
+    def _remember(self, key: Key, ended: Observed) -> None:
+        self._ended[ended.uid] = ended
+        self._ended_uid_of[key] = ended.uid
+        while len(self._ended) > _ENDED_KEPT:
+            _uid, oldest = self._ended.popitem(last=False)
+            old_key = (oldest.tenant, oldest.sandbox_id)
+            if self._ended_uid_of.get(old_key) == oldest.uid:
+                del self._ended_uid_of[old_key]
+
+    def _drop_unseen(self, seen: set[str]) -> None:
+        for uid, known in list(self._by_uid.items()):
+            if uid not in seen:
+                self._apply(replace(known, state=State.DELETED, revision=known.revision + 1, endpoint=""))

@@ -1,0 +1,89 @@
+"""The process runtime as the watcher sees it: the node daemon's stream, and agents on Unix sockets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from orchard.node.v1 import node_pb2, node_service_pb2, node_service_pb2_grpc
+
+from services.common.errors import UnavailableError
+from services.common.observed import Observed
+from services.common.server import CHANNEL_OPTIONS
+from services.common.states import Reason, State
+from services.common.times import to_ms
+from services.common.validation import seconds_of
+from services.watcher.service import Bookmark, Seen, Synced
+
+_STATES: Final = {
+    node_pb2.NODE_SANDBOX_PHASE_STARTING: State.STARTING,
+    node_pb2.NODE_SANDBOX_PHASE_RUNNING: State.STARTING,
+    node_pb2.NODE_SANDBOX_PHASE_STOPPING: State.DELETING,
+    node_pb2.NODE_SANDBOX_PHASE_FAILED: State.FAILED,
+    node_pb2.NODE_SANDBOX_PHASE_GONE: State.DELETED,
+}
+_PROBE_SECONDS: Final = 1.0
+
+
+class NodeRuntime:
+    """Watches one node daemon."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    async def watch(self) -> AsyncIterator[Seen | Synced | Bookmark]:
+        """See service.Runtime."""
+        async with grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS) as channel:
+            stub = node_service_pb2_grpc.NodeServiceStub(channel)
+            call = stub.WatchSandboxes(node_service_pb2.WatchSandboxesRequest())
+            try:
+                async for response in call:
+                    event = response.WhichOneof("event")
+                    if event == "sandbox":
+                        yield _seen(response.sandbox)
+                    else:
+                        yield Synced() if event == "synced" else Bookmark()
+            except grpc.aio.AioRpcError as error:
+                raise UnavailableError(f"the node daemon's stream broke: {error.code().name}") from None
+            finally:
+                call.cancel()
+
+
+def _seen(sandbox: node_pb2.NodeSandbox) -> Seen:
+    running = sandbox.phase == node_pb2.NODE_SANDBOX_PHASE_RUNNING
+    return Seen(
+        Observed(
+            tenant=sandbox.tenant,
+            sandbox_id=sandbox.sandbox_id,
+            uid=sandbox.uid,
+            revision=sandbox.revision,
+            state=_STATES[sandbox.phase],
+            reason=Reason(sandbox.reason),
+            message=sandbox.message,
+            endpoint=sandbox.endpoint if running else "",
+            create_ms=to_ms(sandbox.create_time),
+            expire_ms=to_ms(sandbox.expire_time),
+            request_id=sandbox.request_id,
+            spec_hash=sandbox.spec_hash,
+            spec=sandbox.spec.SerializeToString(deterministic=True),
+        ),
+        start_timeout_seconds=seconds_of(sandbox.spec.start_timeout) or 60.0,
+    )
+
+
+class AgentProber:
+    """Asks an agent's health over its own connection."""
+
+    async def answers(self, endpoint: str, uid: str) -> bool:
+        """See service.Prober."""
+        async with grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS) as channel:
+            try:
+                reply = await health_pb2_grpc.HealthStub(channel).Check(
+                    health_pb2.HealthCheckRequest(service=uid), timeout=_PROBE_SECONDS
+                )
+            except grpc.aio.AioRpcError:
+                return False
+        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)

@@ -44,8 +44,8 @@ class ResolvedUser:
 def resolve_user(text: str, root: str = "/") -> ResolvedUser:
     """Find a user by "name", "1000", "name:group" or "1000:1000" in the root file system `root`.
 
-    A number needs no entry; without one its group is 0. A name is looked up first, so that an all-digit name works as in
-    chown. An explicit group is the user's only one. Both are Docker's rules for `--user`.
+    A number needs no entry; without one its group is 0. A name is looked up first, so that an all-digit name works, as
+    in chown. An explicit group is the user's only one. Both are Docker's rules for `--user`.
 
     Raises:
         FailedPreconditionError: USER_NOT_FOUND, naming what is missing.

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.common.errors import FailedPreconditionError
-from services.exec_agent.users import resolve_user
+from services.exec_agent.users import ResolvedUser, resolve_user
 
 _PASSWD = """\
 root:x:0:0:root:/root:/bin/bash
@@ -32,25 +32,21 @@ def root(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "uid", "gid", "groups", "name", "home", "shell"),
+    ("text", "expected"),
     [
-        ("root", 0, 0, (0, 10), "root", "/root", "/bin/bash"),
-        ("ana", 1000, 1000, (10, 998, 1000), "ana", "/home/ana", "/bin/zsh"),
-        ("1000", 1000, 1000, (10, 998, 1000), "ana", "/home/ana", "/bin/zsh"),
-        ("bo", 1001, 100, (100, 998), "bo", "/home/bo", "/bin/sh"),
-        ("ana:users", 1000, 100, (100,), "ana", "/home/ana", "/bin/zsh"),
-        ("ana:55", 1000, 55, (55,), "ana", "/home/ana", "/bin/zsh"),
-        ("7:8", 7, 8, (8,), "7", "/", "/bin/sh"),
-        ("7", 7, 0, (0,), "7", "/", "/bin/sh"),
-        ("42", 4242, 4242, (4242,), "42", "/home/42", "/bin/sh"),
+        ("root", ResolvedUser(0, 0, (0, 10), "root", "/root", "/bin/bash")),
+        ("ana", ResolvedUser(1000, 1000, (10, 998, 1000), "ana", "/home/ana", "/bin/zsh")),
+        ("1000", ResolvedUser(1000, 1000, (10, 998, 1000), "ana", "/home/ana", "/bin/zsh")),
+        ("bo", ResolvedUser(1001, 100, (100, 998), "bo", "/home/bo", "/bin/sh")),
+        ("ana:users", ResolvedUser(1000, 100, (100,), "ana", "/home/ana", "/bin/zsh")),
+        ("ana:55", ResolvedUser(1000, 55, (55,), "ana", "/home/ana", "/bin/zsh")),
+        ("7:8", ResolvedUser(7, 8, (8,), "7", "/", "/bin/sh")),
+        ("7", ResolvedUser(7, 0, (0,), "7", "/", "/bin/sh")),
+        ("42", ResolvedUser(4242, 4242, (4242,), "42", "/home/42", "/bin/sh")),
     ],
 )
-def test_finds_a_user(
-    root: str, text: str, uid: int, gid: int, groups: tuple[int, ...], name: str, home: str, shell: str
-) -> None:
-    found = resolve_user(text, root)
-    assert (found.uid, found.gid, found.groups, found.name) == (uid, gid, groups, name)
-    assert (found.home, found.shell) == (home, shell)
+def test_finds_a_user(root: str, text: str, expected: ResolvedUser) -> None:
+    assert resolve_user(text, root) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,209 @@
+"""Finds where hunks fit, and puts their lines in place.
+
+The rules are those of GNU patch: first the line that the header names, moved by what earlier hunks moved, then outward
+from there, later lines first; then again with more fuzz. A hunk with less context at one end than at the other was cut
+off by the start or the end of its file and fits only there, unless fuzz makes up for what is missing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from services.exec_agent.files.patch.model import Hunk
+
+_MAXIMUM_COMPARISONS: Final = 2_000_000  # a file of equal lines and many hunks would take for ever
+_SHOWN_BYTES: Final = 120
+
+
+@dataclass(frozen=True, slots=True)
+class HunkResult:
+    """What became of one hunk.
+
+    Attributes:
+        number: its position in its file's list, from 1.
+        expected_line: the line of the old file that its header names.
+        applied_line: the line at which it fits; zero if it does not.
+        fuzz: context lines ignored at either end.
+        error: why it does not fit; empty if it does.
+    """
+
+    number: int
+    expected_line: int
+    applied_line: int = 0
+    fuzz: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Edit:
+    start: int
+    end: int
+    lines: Sequence[bytes]
+
+
+def split_lines(data: bytes) -> list[bytes]:
+    """The lines of a file with their ends; only LF ends a line."""
+    lines = data.split(b"\n")
+    last = lines.pop()
+    lines = [line + b"\n" for line in lines]
+    if last:
+        lines.append(last)
+    return lines
+
+
+def apply_hunks(data: bytes, hunks: Sequence[Hunk], fuzz: int) -> tuple[bytes, list[HunkResult]]:
+    """Apply the hunks that fit; returns the new content and what became of each."""
+    image = _Image(split_lines(data))
+    results = [image.apply(number, hunk, fuzz) for number, hunk in enumerate(hunks, 1)]
+    return image.content(), results
+
+
+class _Image:
+    """The old file, which never changes, and the edits found so far in its coordinates."""
+
+    def __init__(self, lines: list[bytes]) -> None:
+        self._lines = lines
+        self._edits: list[_Edit] = []
+        self._starts: list[int] = []
+        self._index: dict[bytes, list[int]] | None = None
+        self._offset = 0
+        self._frozen = 0
+        self._comparisons_left = _MAXIMUM_COMPARISONS
+
+    def apply(self, number: int, hunk: Hunk, fuzz: int) -> HunkResult:
+        # With no old lines the header names the line before the new ones.
+        stated = hunk.old_start - 1 if hunk.old else hunk.old_start
+        expected = min(max(0, stated + self._offset), len(self._lines))
+        context = max(hunk.leading, hunk.trailing)
+        for level in range(min(fuzz, context) + 1):
+            found = self._locate(hunk, expected, level)
+            if found is None:
+                continue
+            self._offset = found - stated
+            self._insert(hunk, found, level)
+            return HunkResult(number, hunk.old_start, max(1, found + (1 if hunk.old else 0)), level)
+        return HunkResult(number, hunk.old_start, error=self._explain(hunk, expected))
+
+    def content(self) -> bytes:
+        pieces: list[bytes] = []
+        position = 0
+        for edit in self._edits:
+            pieces.extend(self._lines[position : edit.start])
+            pieces.extend(edit.lines)
+            position = edit.end
+        pieces.extend(self._lines[position:])
+        return b"".join(pieces)
+
+    def _insert(self, hunk: Hunk, start: int, level: int) -> None:
+        before, after = _ignored(hunk, level)
+        end = start + len(hunk.old)
+        kept = len(hunk.new) - after
+        lines = [*self._lines[start : start + before], *hunk.new[before:kept], *self._lines[end - after : end]]
+        position = bisect(self._starts, start)
+        self._starts.insert(position, start)
+        self._edits.insert(position, _Edit(start, end, lines))
+        self._frozen = end
+
+    def _locate(self, hunk: Hunk, expected: int, level: int) -> int | None:
+        """The start of the place nearest to `expected` where the hunk fits; None if there is none."""
+        before, after = _ignored(hunk, level)
+        last = len(self._lines) - len(hunk.old)
+        if last < 0:
+            return None
+        context = max(hunk.leading, hunk.trailing)
+        at_start = level + hunk.leading < context and hunk.old_start <= 1
+        at_end = level + hunk.trailing < context
+        # Lines after one that has no newline would run into it.
+        at_end = at_end or (bool(hunk.new) and not hunk.new[-1].endswith(b"\n") and not after)
+        if at_start or at_end:
+            place = 0 if at_start else last
+            anchored = place == 0 if at_start else True
+            anchored = anchored and (place == last or not at_end)
+            return place if anchored and self._fits(hunk, place, before, after) else None
+        if not hunk.old:
+            # Nothing to recognise the place by: the header's word counts.
+            stated = expected if hunk.old_start <= len(self._lines) or self._offset else None
+            return stated if stated is not None and self._fits(hunk, stated, before, after) else None
+        if expected <= last and self._fits(hunk, expected, before, after):
+            return expected
+        for place in self._candidates(hunk, expected, last, before, after):
+            if self._fits(hunk, place, before, after):
+                return place
+        return None
+
+    def _candidates(self, hunk: Hunk, expected: int, last: int, before: int, after: int) -> Iterable[int]:
+        """Places where the hunk's rarest line stands, nearest first; those before the last hunk's end come last."""
+        if self._index is None:
+            self._index = {}
+            for position, line in enumerate(self._lines):
+                self._index.setdefault(line, []).append(position)
+        rarest: list[int] | None = None
+        shift = 0
+        for position in range(before, len(hunk.old) - after):
+            places = self._index.get(hunk.old[position])
+            if places is None:
+                return ()
+            if rarest is None or len(places) < len(rarest):
+                rarest, shift = places, position
+        if rarest is None:
+            return ()
+        starts = [place - shift for place in rarest if 0 <= place - shift <= last]
+        self._comparisons_left -= len(starts)
+        if self._comparisons_left < 0:
+            return ()
+        return sorted(starts, key=lambda start: (start < self._frozen, abs(start - expected), start < expected))
+
+    def _fits(self, hunk: Hunk, start: int, before: int, after: int) -> bool:
+        end = start + len(hunk.old)
+        if self._lines[start + before : end - after] != list(hunk.old[before : len(hunk.old) - after]):
+            return False
+        if start == end == len(self._lines) and start and not self._lines[-1].endswith(b"\n"):
+            return False
+        position = bisect(self._starts, start)
+        overlaps_next = position < len(self._edits) and self._edits[position].start < end
+        overlaps_previous = position > 0 and self._edits[position - 1].end > start
+        return not overlaps_next and not overlaps_previous
+
+    def _explain(self, hunk: Hunk, expected: int) -> str:
+        """The first line that differs at the place where the hunk should be."""
+        if self._comparisons_left < 0:
+            return "too many places to compare; the file has too many equal lines"
+        for position, wanted in enumerate(hunk.old):
+            line = expected + position
+            if line >= len(self._lines):
+                return f"line {line + 1}: expected {_shown(wanted)}, found the end of the file"
+            if self._lines[line] != wanted:
+                return f"line {line + 1}: expected {_shown(wanted)}, found {_shown(self._lines[line])}"
+        if not hunk.old and self._offset == 0 and hunk.old_start > len(self._lines):
+            return f"line {hunk.old_start}: expected a line here, found the end of the file"
+        line = expected + len(hunk.old)
+        overlapping = next((e for e in self._edits if e.start < line and e.end > expected), None)
+        if overlapping is not None:
+            return f"line {expected + 1}: expected lines that no other hunk changes, found an earlier hunk's place"
+        if line < len(self._lines):
+            at = "start or end" if hunk.old_start <= 1 else "end"
+            return (
+                f"line {line + 1}: expected the {at} of the file, since the hunk has less context there, "
+                f"found {_shown(self._lines[line])}"
+            )
+        if expected > 0 and hunk.leading < hunk.trailing:
+            return f"line 1: expected {_shown(hunk.old[0])} at the start of the file, found {_shown(self._lines[0])}"
+        return f"line {line}: expected a newline at the end of the file, found none"
+
+
+def _ignored(hunk: Hunk, level: int) -> tuple[int, int]:
+    """How many context lines at the start and at the end are not compared at this fuzz."""
+    context = max(hunk.leading, hunk.trailing)
+    before = max(0, min(hunk.leading, level + hunk.leading - context))
+    after = max(0, min(hunk.trailing, level + hunk.trailing - context, len(hunk.old) - before))
+    return before, after
+
+
+def _shown(line: bytes) -> str:
+    text = line.removesuffix(b"\n").decode("utf-8", "backslashreplace")
+    if len(text) > _SHOWN_BYTES:
+        text = text[:_SHOWN_BYTES] + "..."
+    return repr(text) + ("" if line.endswith(b"\n") else " without a newline at the end of the file")

@@ -1,0 +1,288 @@
+"""Works out what a patch makes of a tree, without changing anything."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from services.exec_agent.files.patch.binary import DeltaError, apply_delta
+from services.exec_agent.files.patch.hunks import HunkResult, apply_hunks
+from services.exec_agent.files.patch.model import Action, BinaryChange, Entry, FilePatch, PatchPathError
+
+_GIT_LINK: Final = 0o160000
+_EXECUTABLE: Final = 0o111
+
+
+class UnpatchableError(Exception):
+    """A file that no patch can be applied to; the message says why, as the end of a sentence."""
+
+
+class Tree(Protocol):
+    """The files as they are."""
+
+    def read(self, path: bytes) -> Entry | None:
+        """The file or link at a path relative to the target; None if nothing is there.
+
+        Raises:
+            PatchPathError: the path leads out of the target through a link.
+            UnpatchableError: a directory, device or the like is there, or it cannot be read.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to apply.
+
+    Attributes:
+        reverse: undo the patch.
+        fuzz: context lines at either end that may differ, 0 to 3.
+        partial: take the hunks that fit even if others do not.
+    """
+
+    reverse: bool = False
+    fuzz: int = 0
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FileResult:
+    """What became of one file of the patch; `error` says why it could not be patched as a whole."""
+
+    path: bytes
+    old_path: bytes
+    action: Action
+    hunks: tuple[HunkResult, ...] = ()
+    error: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether all of it fits."""
+        return not self.error and not any(hunk.error for hunk in self.hunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A path that ends up different: `before` and `after` are None where nothing is there."""
+
+    path: bytes
+    before: Entry | None
+    after: Entry | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The report, and the changes to make: none if something does not fit, unless partial."""
+
+    fits: bool
+    results: tuple[FileResult, ...]
+    changes: tuple[Change, ...]
+
+
+def make_plan(patches: Sequence[FilePatch], tree: Tree, options: Options) -> Plan:
+    """Work out the changes.
+
+    Several patches may touch the same file, as in a series of commits: each sees what those before it made.
+
+    Raises:
+        PatchPathError: a path leads out of the target.
+    """
+    order = list(enumerate(patches))
+    if options.reverse:
+        order = [(index, patch.reversed()) for index, patch in reversed(order)]
+    planner = _Planner(tree, options, [patch for _index, patch in order])
+    results = {index: planner.apply(position, patch) for position, (index, patch) in enumerate(order)}
+    ordered = tuple(results[index] for index in sorted(results))
+    fits = all(result.fits for result in ordered)
+    return Plan(fits, ordered, planner.changes() if fits or options.partial else ())
+
+
+class _Planner:
+    def __init__(self, tree: Tree, options: Options, patches: Sequence[FilePatch]) -> None:
+        self._tree = tree
+        self._options = options
+        self._originals: dict[bytes, Entry | None] = {}
+        self._state: dict[bytes, Entry | None] = {}
+        self._moved_onto: set[bytes] = set()
+        # The last patch that takes a path away: until then a path that shall be made may still be there.
+        self._last_removal: dict[bytes, int] = {}
+        for position, patch in enumerate(patches):
+            if patch.action in {Action.DELETE, Action.RENAME}:
+                self._last_removal[patch.old_path] = position
+
+    def apply(self, position: int, patch: FilePatch) -> FileResult:
+        """Apply one file's patch to the state."""
+        result = FileResult(patch.path, patch.old_path if patch.action in _TWO_PATHS else b"", patch.action)
+        try:
+            patch = self._settled(patch)
+            result = replace(result, path=patch.path, action=patch.action)
+            _refuse_hopeless(patch)
+            source = self._source(patch)
+            if patch.path != patch.old_path:
+                self._check_free(position, patch)
+            data, hunks = self._content(patch, source)
+            result = replace(result, hunks=hunks)
+            if any(hunk.error for hunk in hunks) and not self._options.partial:
+                return result
+            self._store(patch, source, data, hunks)
+        except UnpatchableError as error:
+            return replace(result, error=str(error))
+        return result
+
+    def changes(self) -> tuple[Change, ...]:
+        """What differs from the tree, in the order in which it came up."""
+        found = []
+        for path, after in self._state.items():
+            before = self._original(path)
+            if after is None and before is None:
+                continue
+            if before is not None and after is not None and (before.data, before.mode) == (after.data, after.mode):
+                continue
+            found.append(Change(path, before, after))
+        return tuple(found)
+
+    def _original(self, path: bytes) -> Entry | None:
+        if path not in self._originals:
+            self._originals[path] = self._tree.read(path)
+        return self._originals[path]
+
+    def _current(self, path: bytes) -> Entry | None:
+        parent = path
+        while b"/" in parent:
+            parent = parent.rpartition(b"/")[0]
+            above = self._state.get(parent)
+            if above is None:
+                continue
+            if above.is_link:
+                shown = path.decode("utf-8", "replace")
+                raise PatchPathError(path, f"the patch's path {shown!r} goes through a link that the patch makes")
+            raise UnpatchableError(f"{parent.decode('utf-8', 'replace')!r} is no directory")
+        if path in self._state:
+            return self._state[path]
+        return self._original(path)
+
+    def _settled(self, patch: FilePatch) -> FilePatch:
+        """A plain diff does not say for sure which name it means, nor whether it makes the file: the tree decides."""
+        if patch.action is not Action.MODIFY or self._current(patch.path) is not None:
+            return patch
+        if patch.alternate_path and self._current(patch.alternate_path) is not None:
+            return replace(patch, path=patch.alternate_path, old_path=patch.alternate_path)
+        first = patch.hunks[0] if patch.hunks else None
+        if not patch.is_git and first is not None and not first.old and first.old_start == 0:
+            return replace(patch, action=Action.CREATE, old_path=b"")
+        return patch
+
+    def _source(self, patch: FilePatch) -> Entry | None:
+        """The file that the patch starts from; None if it makes one."""
+        if patch.action is Action.CREATE:
+            return None
+        path = patch.old_path
+        entry = self._current(path)
+        if patch.action in _TWO_PATHS and path in self._moved_onto and self._original(path) is not None:
+            # Renames of one commit may swap names: each means the file that was there before.
+            entry = self._original(path)
+        if entry is None:
+            raise UnpatchableError(f"{path.decode('utf-8', 'replace')!r} does not exist")
+        expects_link = stat.S_ISLNK(patch.old_mode)
+        if entry.is_link and not expects_link:
+            raise UnpatchableError("it is a symbolic link; the patch is for a regular file")
+        if expects_link and not entry.is_link:
+            raise UnpatchableError("it is a regular file; the patch is for a symbolic link")
+        return entry
+
+    def _check_free(self, position: int, patch: FilePatch) -> None:
+        """A file that the patch makes must not be there, unless the patch takes it away later."""
+        present = self._current(patch.path)
+        if present is None or self._last_removal.get(patch.path, -1) > position:
+            return
+        if not patch.is_git and not present.data and not present.is_link:
+            return  # a plain diff cannot tell an empty file from none
+        raise UnpatchableError("it exists already")
+
+    def _content(self, patch: FilePatch, source: Entry | None) -> tuple[bytes, tuple[HunkResult, ...]]:
+        data = source.data if source is not None else b""
+        if patch.forward is not None:
+            return _binary_content(patch, patch.forward, data, source), ()
+        hunks = patch.hunks
+        if patch.has_carriage_returns and b"\r\n" not in data and source is not None:
+            hunks = tuple(hunk.without_carriage_returns() for hunk in hunks)
+        data, results = apply_hunks(data, hunks, self._options.fuzz)
+        return data, tuple(results)
+
+    def _store(self, patch: FilePatch, source: Entry | None, data: bytes, hunks: tuple[HunkResult, ...]) -> None:
+        if patch.action is Action.DELETE:
+            if data:
+                if any(hunk.error for hunk in hunks):
+                    return
+                raise UnpatchableError("the patch deletes the file, but lines would be left in it")
+            self._take_away(patch.old_path)
+            return
+        mode = _new_mode(patch, source)
+        if stat.S_ISLNK(mode) and (not data or b"\0" in data or len(data) > 4095):
+            raise UnpatchableError("the patch makes a symbolic link, but its target is no path")
+        if patch.action is Action.RENAME:
+            self._take_away(patch.old_path)
+        if patch.action in _TWO_PATHS:
+            self._moved_onto.add(patch.path)
+        before = source if patch.path == patch.old_path else None
+        self._state[patch.path] = Entry(data, mode, before.token if before is not None else None)
+
+    def _take_away(self, path: bytes) -> None:
+        if path in self._moved_onto:
+            self._moved_onto.discard(path)
+            if self._original(path) is not None:
+                return  # another file was moved here meanwhile
+        self._state[path] = None
+
+
+_TWO_PATHS: Final = frozenset({Action.RENAME, Action.COPY})
+
+
+def _refuse_hopeless(patch: FilePatch) -> None:
+    if patch.problem:
+        raise UnpatchableError(patch.problem)
+    if _GIT_LINK in (patch.old_mode, patch.new_mode):
+        raise UnpatchableError("it is a submodule; only files and links can be patched")
+
+
+def _binary_content(patch: FilePatch, change: BinaryChange, data: bytes, source: Entry | None) -> bytes:
+    """The new content of a binary file. Git's own check applies: the old content must be the very one."""
+    if not patch.old_id or not patch.new_id:
+        raise UnpatchableError("the binary patch has no full object ids; make it with `git diff --binary`")
+    is_absent = not patch.old_id.strip("0")
+    if source is not None and not is_absent and _object_id(data, patch.old_id) != patch.old_id:
+        raise UnpatchableError("its content is not the one that the binary patch was made from")
+    try:
+        new = apply_delta(change.payload, data) if change.is_delta else change.payload
+    except DeltaError as error:
+        raise UnpatchableError(str(error)) from None
+    if patch.new_id.strip("0") and _object_id(new, patch.new_id) != patch.new_id:
+        raise UnpatchableError("the binary patch does not give the content that its object id names")
+    return new
+
+
+def _object_id(data: bytes, like: str) -> str:
+    """Git's id of a file: the hash of a short header and the content."""
+    digest = hashlib.sha1(usedforsecurity=False) if len(like) == 40 else hashlib.sha256()
+    digest.update(b"blob %d\0" % len(data))
+    digest.update(data)
+    return digest.hexdigest()
+
+
+def _new_mode(patch: FilePatch, source: Entry | None) -> int:
+    """The mode of the result: git keeps of permissions only whether a file can be executed."""
+    wanted = patch.new_mode
+    if source is None:
+        wanted = wanted or stat.S_IFREG | 0o644
+        if stat.S_ISLNK(wanted):
+            return stat.S_IFLNK | 0o777
+        return stat.S_IFREG | (0o755 if wanted & _EXECUTABLE else 0o644)
+    if not wanted or wanted == patch.old_mode:
+        return source.mode
+    if stat.S_IFMT(wanted) != stat.S_IFMT(source.mode):
+        raise UnpatchableError("the patch turns a file into a link or back in one step; it should delete and create it")
+    if wanted & _EXECUTABLE:
+        return source.mode | (source.mode & 0o444) >> 2
+    return source.mode & ~_EXECUTABLE

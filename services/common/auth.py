@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from services.common.interceptor import Metadata, current_call
 from services.common.tokens import PRINCIPAL_KEY, Principal, Verifier, principal_of
+
+EXPECTS_SECRET_ENV_KEY: Final = "orchard-expects-secret-env"  # noqa: S105 (a metadata key)
+"""Metadata by which the gateway tells the scheduler that it holds a secret environment for this create."""
 
 
 class PrincipalAuthenticator:

@@ -70,6 +70,11 @@ class Hub(Generic[K, V]):
         """Forget a subscription."""
         self._subscriptions.discard(subscription)
 
+    @property
+    def subscribed(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._subscriptions)
+
     def publish(self, key: K, value: V) -> None:
         """Tell every subscriber."""
         for subscription in self._subscriptions:

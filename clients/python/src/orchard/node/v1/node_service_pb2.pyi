@@ -34,6 +34,7 @@ class CreateSandboxRequest(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     EXPECTS_SECRET_ENV_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Its tenant."""
     sandbox_id: _builtins.str
@@ -44,6 +45,8 @@ class CreateSandboxRequest(_message.Message):
     """Hash of the spec."""
     expects_secret_env: _builtins.bool
     """Whether the agent shall wait for a secret environment."""
+    validate_only: _builtins.bool
+    """Check only: raise what a create would for this spec, and make nothing. request_id, spec_hash and expire_time may be empty."""
     @_builtins.property
     def spec(self) -> _sandbox_pb2.SandboxSpec:
         """The spec, defaults filled in."""
@@ -62,10 +65,11 @@ class CreateSandboxRequest(_message.Message):
         spec: _sandbox_pb2.SandboxSpec | None = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         expects_secret_env: _builtins.bool = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expects_secret_env", b"expects_secret_env", "expire_time", b"expire_time", "request_id", b"request_id", "sandbox_id", b"sandbox_id", "spec", b"spec", "spec_hash", b"spec_hash", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expects_secret_env", b"expects_secret_env", "expire_time", b"expire_time", "request_id", b"request_id", "sandbox_id", b"sandbox_id", "spec", b"spec", "spec_hash", b"spec_hash", "tenant", b"tenant", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

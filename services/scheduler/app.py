@@ -1,0 +1,78 @@
+"""Composition root of the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from orchard.sandbox.v1 import lease_service_pb2_grpc, sandbox_service_pb2_grpc
+
+from services.common import watch_cache
+from services.common.auth import PrincipalAuthenticator
+from services.common.health import Health
+from services.common.interceptor import CallInterceptor
+from services.common.server import Server
+from services.common.tasks import TaskGroup
+from services.common.telemetry import Telemetry
+from services.common.tokens import INTERNAL_AUDIENCE, Verifier, parse_public_keys
+from services.common.watch_cache import WatchCache
+from services.scheduler import reconcile, servicer_specs
+from services.scheduler.dispatch import Dispatcher
+from services.scheduler.process import NodeRuntime
+from services.scheduler.reconcile import Reconciler
+from services.scheduler.service import Scheduler
+from services.scheduler.servicer import LeaseServicer, SandboxServicer
+from services.scheduler.settings import SchedulerSettings
+from services.scheduler.store import LeaseStore
+
+SERVICE_NAMES = ("orchard.sandbox.v1.SandboxService", "orchard.sandbox.v1.LeaseService")
+
+
+@asynccontextmanager
+async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetry | None) -> AsyncIterator[None]:
+    """Run the scheduler while the context is open."""
+    health = Health([watch_cache.DEPENDENCY, reconcile.STORE_DEPENDENCY])
+    store = LeaseStore(settings.redis_url.get_secret_value())
+    runtime = NodeRuntime(settings.node_address)
+    dispatcher = Dispatcher(store, runtime, claim_seconds=settings.claim_seconds)
+    reconciler = Reconciler(store, runtime, dispatcher, health, grace_seconds=settings.grace_seconds)
+    cache = WatchCache(settings.watcher_address, health, include_spec=True, on_change=reconciler.saw)
+    scheduler = Scheduler(
+        store,
+        runtime,
+        cache,
+        terms_of=servicer_specs.terms_of,
+        queue_limit=settings.queue_limit_per_tenant,
+        wake_dispatcher=dispatcher.wake,
+        delete_soon=dispatcher.delete_soon,
+    )
+    reconciler.attach(cache, scheduler)
+    verifier = Verifier(parse_public_keys(settings.public_keys_file.read_bytes()), INTERNAL_AUDIENCE)
+    server = Server(
+        interceptor=CallInterceptor(authenticator=PrincipalAuthenticator(verifier), telemetry=telemetry),
+        health=health,
+        service_names=SERVICE_NAMES,
+    )
+    sandbox_service_pb2_grpc.add_SandboxServiceServicer_to_server(
+        SandboxServicer(scheduler, server.stopping), server.grpc_server
+    )
+    lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseServicer(scheduler), server.grpc_server)
+    if telemetry is not None:
+        telemetry.gauge("orchard.queue.length", "Queued creates, by tenant.", lambda: reconciler.queue_lengths)
+        telemetry.gauge("orchard.starting", "Creates sent to the runtime.", lambda: {"starting": dispatcher.starting})
+    tasks.start("follow the watcher", cache.run())
+    tasks.start("write what the watcher sees", reconciler.run_writes())
+    tasks.start("wake waiters", reconciler.run_changes())
+    tasks.start("end leases", reconciler.run_reaper())
+    tasks.start("reconcile", reconciler.run_rounds())
+    for number in range(settings.starts_in_flight):
+        tasks.start(f"start sandboxes {number}", dispatcher.run_starts())
+        tasks.start(f"delete sandboxes {number}", dispatcher.run_deletes())
+    await server.start(settings.listen)
+    try:
+        yield
+    finally:
+        await server.stop(notice_seconds=settings.stop_notice_seconds, wake=scheduler.notify_all)
+        await tasks.close()
+        await runtime.close()
+        await store.close()

@@ -1,0 +1,119 @@
+"""Takes creates from the queue and gives them to the runtime, and carries out deletes. A bounded number at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from services.common.backoff import Backoff
+from services.common.errors import NotFoundError, OrchardError, UnavailableError
+from services.common.logs import get_logger
+from services.common.states import Reason, State
+from services.scheduler.records import Record
+from services.scheduler.service import Runtime
+from services.scheduler.store import LeaseStore, Name
+
+_log = get_logger(__name__)
+
+_IDLE_SECONDS: Final = 1.0  # creates of another scheduler, and claims that ran out
+_RETRY_MS: Final = 500
+_DELETES_KEPT: Final = 100_000
+
+
+class Dispatcher:
+    """Starts and deletes sandboxes."""
+
+    def __init__(self, store: LeaseStore, runtime: Runtime, *, claim_seconds: float) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._claim_ms = int(claim_seconds * 1000)
+        self._work = asyncio.Event()
+        self._deletes: asyncio.Queue[Record] = asyncio.Queue(_DELETES_KEPT)
+        self._deleting: set[str] = set()
+        self.starting = 0
+
+    def wake(self) -> None:
+        """There is a create in the queue."""
+        self._work.set()
+
+    def delete_soon(self, record: Record) -> None:
+        """Remove the sandbox of a DELETING record. What does not fit or is lost, the reconciler finds again."""
+        if record.uid and record.uid not in self._deleting and not self._deletes.full():
+            self._deleting.add(record.uid)
+            self._deletes.put_nowait(record)
+
+    async def run_starts(self) -> None:
+        """One of several workers: take and start creates for ever."""
+        backoff = Backoff(0.1, 2.0)
+        while True:
+            # Cleared before looking: a create that arrives in between sets it again.
+            self._work.clear()
+            try:
+                name = await self._store.take(self._claim_ms)
+                backoff.reset()
+            except UnavailableError:
+                await asyncio.sleep(backoff.next())
+                continue
+            if name is None:
+                await self._idle()
+                continue
+            # Another worker may be idle and the queue long.
+            self._work.set()
+            self.starting += 1
+            try:
+                await self._start(name)
+            except UnavailableError as error:
+                _log.warning("a start was put off", tenant=name[0], sandbox_id=name[1], why=error.message)
+                await asyncio.sleep(backoff.next())
+            finally:
+                self.starting -= 1
+
+    async def _idle(self) -> None:
+        try:
+            async with asyncio.timeout(_IDLE_SECONDS):
+                await self._work.wait()
+        except TimeoutError:
+            return
+
+    async def _start(self, name: Name) -> None:
+        record = await self._store.get(name)
+        if record is None or record.state is not State.STARTING:
+            return
+        try:
+            uid = await self._runtime.create(record)
+        except UnavailableError:
+            await self._store.release(name, _RETRY_MS)
+            raise
+        except OrchardError as error:
+            reason = Reason.IMAGE_PULL if isinstance(error, NotFoundError) else Reason.UNSCHEDULABLE
+            await self._store.finish(name, record.request_id, State.FAILED, reason, error.message)
+            return
+        state = await self._store.started(name, record.request_id, uid)
+        if state in (None, State.DELETING, State.DELETED, State.FAILED):
+            # It was deleted, or its record replaced, while it was being made.
+            await self._delete(uid, record)
+
+    async def run_deletes(self) -> None:
+        """One of several workers: delete for ever."""
+        while True:
+            record = await self._deletes.get()
+            try:
+                await self._delete(record.uid, record)
+            except UnavailableError as error:
+                _log.warning("a delete was put off", sandbox_id=record.sandbox_id, why=error.message)
+            except OrchardError as error:
+                _log.error("a delete failed", sandbox_id=record.sandbox_id, why=error.message)
+            finally:
+                self._deleting.discard(record.uid)
+
+    async def _delete(self, uid: str, record: Record) -> None:
+        await self._runtime.delete(uid)
+        current = await self._store.get((record.tenant, record.sandbox_id))
+        if current is not None and current.request_id == record.request_id and not current.state.terminal:
+            await self._store.finish(
+                (record.tenant, record.sandbox_id),
+                record.request_id,
+                State.DELETED,
+                current.reason or Reason.REQUESTED,
+                "",
+            )

@@ -1,0 +1,33 @@
+-- ARGV: tenant, id, request_id, spec_hash, queue_limit, priority, ttl_ms, idle_timeout_ms, heartbeat_timeout_ms, spec, expects_secret_env
+-- Returns {outcome, id}: created, repeat, request_conflict, taken, queue_full.
+local tenant, id, request_id, spec_hash = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local now = now_ms()
+local earlier = redis.call('HMGET', request_key(tenant, request_id), 'id', 'spec_hash')
+if earlier[1] then
+  if earlier[2] ~= spec_hash then return {'request_conflict', earlier[1]} end
+  if redis.call('EXISTS', record_key(tenant, earlier[1])) == 1 then return {'repeat', earlier[1]} end
+  id = earlier[1]
+end
+local key = record_key(tenant, id)
+local state = redis.call('HGET', key, 'state')
+if state and not is_terminal(state) then return {'taken', id} end
+if redis.call('ZCARD', queue_key(tenant)) >= tonumber(ARGV[5]) then return {'queue_full', id} end
+
+redis.call('DEL', key)
+redis.call('ZREM', ENDED, member(tenant, id))
+redis.call('HSET', key,
+  'tenant', tenant, 'sandbox_id', id, 'request_id', request_id, 'spec_hash', spec_hash, 'spec', ARGV[10],
+  'expects_secret_env', ARGV[11], 'state', QUEUED, 'reason', REASON_NONE, 'message', '', 'uid', '', 'revision', '',
+  'create_ms', text(now), 'ready_ms', '0', 'end_ms', '0', 'expire_ms', text(now + tonumber(ARGV[7])),
+  'idle_timeout_ms', ARGV[8], 'last_active_ms', text(now), 'heartbeat_timeout_ms', ARGV[9], 'last_heartbeat_ms', text(now),
+  'fence', '0', 'delete_reason', '')
+redis.call('HSET', request_key(tenant, request_id), 'id', id, 'spec_hash', spec_hash)
+redis.call('PEXPIRE', request_key(tenant, request_id), KEPT_MS)
+redis.call('ZADD', index_key(tenant), text(now), id)
+lease(tenant, id)
+if redis.call('ZCARD', queue_key(tenant)) == 0 then redis.call('RPUSH', TURNS, tenant) end
+-- Higher priority first, then arrival. A double holds both exactly: 1000 * 1e12 + 1e12 < 2^53.
+local turn = redis.call('INCR', 'orchard:arrivals') % 1000000000000
+redis.call('ZADD', queue_key(tenant), text(turn - tonumber(ARGV[6]) * 1000000000000), id)
+changed(tenant, id)
+return {'created', id}

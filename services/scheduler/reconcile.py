@@ -1,0 +1,171 @@
+"""Keeps records and sandboxes in step.
+
+Writes what the watcher sees, ends leases, rebuilds what Redis lost, finishes what got stuck.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Final
+
+from services.common.errors import UnavailableError
+from services.common.health import Health
+from services.common.hub import Hub
+from services.common.logs import get_logger
+from services.common.observed import Observed
+from services.common.states import Reason, State
+from services.common.times import now_ms
+from services.common.watch_cache import WatchCache
+from services.scheduler.dispatch import Dispatcher
+from services.scheduler.records import Record
+from services.scheduler.service import Runtime, Scheduler
+from services.scheduler.store import LeaseStore
+
+_log = get_logger(__name__)
+
+STORE_DEPENDENCY: Final = "lease store"
+_REAP_SECONDS: Final = 0.5
+_RECONCILE_SECONDS: Final = 2.0
+_ELECTED_MS: Final = 6000
+_AT_ONCE: Final = 500
+
+
+class Reconciler:
+    """The scheduler's background work."""
+
+    def __init__(
+        self,
+        store: LeaseStore,
+        runtime: Runtime,
+        dispatcher: Dispatcher,
+        health: Health,
+        *,
+        grace_seconds: float,
+    ) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._dispatcher = dispatcher
+        self._health = health
+        self._grace_ms = int(grace_seconds * 1000)
+        self._me = secrets.token_hex(8)
+        self._seen: Hub[str, Observed] = Hub()
+        self._backlog = self._seen.subscribe()
+        self.queue_lengths: dict[str, int] = {}
+
+    def attach(self, cache: WatchCache, scheduler: Scheduler) -> None:
+        """The cache, which calls `saw`, and the use cases; both need this object first."""
+        self._cache = cache
+        self._scheduler = scheduler
+
+    def saw(self, seen: Observed) -> None:
+        """The watcher told of a change; the newest of each sandbox is kept until it is written."""
+        self._seen.publish(seen.uid, seen)
+
+    async def run_writes(self) -> None:
+        """Write what the watcher tells, for ever."""
+        while True:
+            for seen in await self._backlog.next(_RECONCILE_SECONDS):
+                await self._write(seen)
+
+    async def _write(self, seen: Observed) -> None:
+        while True:
+            try:
+                await self._scheduler.rebuild(seen)
+            except UnavailableError:
+                # Redis is away: this event waits, newer ones of other sandboxes gather behind it, one each.
+                await asyncio.sleep(_REAP_SECONDS)
+                continue
+            if seen.state is State.FAILED:
+                await self._clear_away(seen)
+            return
+
+    async def _clear_away(self, seen: Observed) -> None:
+        """Its record says FAILED now; what the runtime still has of it can go."""
+        try:
+            await self._runtime.delete(seen.uid)
+        except UnavailableError as error:
+            _log.warning("a failed sandbox stays for now", sandbox_id=seen.sandbox_id, why=error.message)
+
+    async def run_changes(self) -> None:
+        """Wake waiters when a record changes, for ever."""
+        while True:
+            try:
+                async for name in self._store.changes(self._scheduler.notify_all):
+                    self._scheduler.notify(name)
+            except UnavailableError:
+                await asyncio.sleep(_REAP_SECONDS)
+
+    async def run_reaper(self) -> None:
+        """End leases that ran out, for ever."""
+        while True:
+            try:
+                for name in await self._store.expire(_AT_ONCE):
+                    record = await self._store.get(name)
+                    if record is not None:
+                        self._dispatcher.delete_soon(record)
+                await self._health.well(STORE_DEPENDENCY)
+            except UnavailableError as error:
+                await self._health.unwell(STORE_DEPENDENCY, error.message)
+            await asyncio.sleep(_REAP_SECONDS)
+
+    async def run_rounds(self) -> None:
+        """Reconcile for ever; of several schedulers one does."""
+        while True:
+            try:
+                if self._cache.synced and await self._store.elect(self._me, _ELECTED_MS):
+                    await self._round(self._cache)
+                self.queue_lengths = await self._store.queue_lengths()
+            except UnavailableError as error:
+                _log.warning("a round of reconciling was skipped", why=error.message)
+            await asyncio.sleep(_RECONCILE_SECONDS)
+
+    async def _round(self, cache: WatchCache) -> None:
+        if await self._store.lost_everything():
+            living = list(cache.living())
+            for seen in living:
+                await self._scheduler.rebuild(seen)
+            await self._store.mark_rebuilt()
+            _log.info("lease store was empty; records rebuilt from the runtime", sandboxes=len(living))
+            self._scheduler.notify_all()
+        for seen in cache.living():
+            if seen.state is State.FAILED:
+                await self._write(seen)
+        names = await self._store.living()
+        for start in range(0, len(names), _AT_ONCE):
+            for record in await self._store.get_many(names[start : start + _AT_ONCE]):
+                if record is not None and now_ms() - record.create_ms > self._grace_ms:
+                    await self._mend(record, cache)
+        while await self._store.sweep(_AT_ONCE) == _AT_ONCE:
+            pass
+
+    async def _mend(self, record: Record, cache: WatchCache) -> None:
+        """End a record whose sandbox is gone, and repeat a delete that got stuck."""
+        seen = cache.get(record.tenant, record.sandbox_id)
+        present = seen is not None and seen.request_id == record.request_id and seen.state is not State.DELETED
+        if record.state is State.DELETING:
+            if present and seen is not None:
+                self._dispatcher.delete_soon(record if record.uid else await self._adopted(record, seen))
+            elif record.uid:
+                self._dispatcher.delete_soon(record)
+            else:
+                await self._finish(record, State.DELETED, record.reason, "")
+        elif record.state is State.READY and not present:
+            # The record may be newer than the cache: look once more before saying that it is gone.
+            again = await self._store.get((record.tenant, record.sandbox_id))
+            if again is not None and again.state is State.READY and again.uid == record.uid:
+                await self._finish(
+                    record, State.FAILED, Reason.DELETED_EXTERNALLY, "it was removed without the platform being asked"
+                )
+        elif record.state is State.STARTING and record.uid and not present:
+            await self._finish(
+                record, State.FAILED, Reason.DELETED_EXTERNALLY, "it was removed while it was being made"
+            )
+
+    async def _adopted(self, record: Record, seen: Observed) -> Record:
+        await self._store.started((record.tenant, record.sandbox_id), record.request_id, seen.uid)
+        return await self._scheduler.get(record.tenant, record.sandbox_id)
+
+    async def _finish(self, record: Record, state: State, reason: Reason, message: str) -> None:
+        _log.info("record ended by reconciling", sandbox_id=record.sandbox_id, state=state.name, reason=reason.name)
+        await self._store.finish((record.tenant, record.sandbox_id), record.request_id, state, reason, message)

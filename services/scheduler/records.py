@@ -1,0 +1,63 @@
+"""The record of a sandbox, as it stands in Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from services.common.states import Reason, State
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the scheduler itself reads of a spec. Times in milliseconds; 0: off."""
+
+    ttl_ms: int
+    idle_timeout_ms: int = 0
+    heartbeat_timeout_ms: int = 0
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One sandbox. Times in milliseconds since 1970; 0: unset."""
+
+    tenant: str
+    sandbox_id: str
+    request_id: str
+    spec_hash: str
+    spec: bytes = field(repr=False)
+    """Serialised orchard.sandbox.v1.SandboxSpec, defaults filled in."""
+    state: State
+    reason: Reason = Reason.UNSPECIFIED
+    message: str = ""
+    uid: str = ""
+    create_ms: int = 0
+    ready_ms: int = 0
+    end_ms: int = 0
+    expire_ms: int = 0
+    expects_secret_env: bool = False
+
+    @classmethod
+    def from_hash(cls, fields: Mapping[bytes, bytes]) -> Record:
+        """From what HGETALL returns."""
+
+        def text(name: bytes) -> str:
+            return fields[name].decode()
+
+        return cls(
+            tenant=text(b"tenant"),
+            sandbox_id=text(b"sandbox_id"),
+            request_id=text(b"request_id"),
+            spec_hash=text(b"spec_hash"),
+            spec=fields[b"spec"],
+            state=State(int(fields[b"state"])),
+            reason=Reason(int(fields[b"reason"])),
+            message=text(b"message"),
+            uid=text(b"uid"),
+            create_ms=int(fields[b"create_ms"]),
+            ready_ms=int(fields[b"ready_ms"]),
+            end_ms=int(fields[b"end_ms"]),
+            expire_ms=int(fields[b"expire_ms"]),
+            expects_secret_env=fields[b"expects_secret_env"] == b"1",
+        )

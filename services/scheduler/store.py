@@ -1,0 +1,264 @@
+"""Records, leases and the queue in Redis. Every change is a Lua script (lua/): no read-modify-write from here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, cast
+
+import redis.asyncio as redis
+from redis.exceptions import RedisError
+
+from services.common.errors import UnavailableError
+from services.common.observed import Observed
+from services.common.states import Reason, State
+from services.scheduler.records import Record, Terms
+
+_SCRIPTS: Final = Path(__file__).parent / "lua"
+_EPOCH: Final = "orchard:epoch"
+_RECONCILER: Final = "orchard:reconciler"
+_CHANGES: Final = "orchard:changes"
+_LEASES: Final = "orchard:leases"
+_TIMEOUT_SECONDS: Final = 5.0
+
+Name = tuple[str, str]
+"""Tenant and sandbox id."""
+
+
+@asynccontextmanager
+async def _translated() -> AsyncIterator[None]:
+    """Redis away becomes UNAVAILABLE; no driver text reaches a client."""
+    try:
+        yield
+    except (RedisError, OSError, TimeoutError) as error:
+        raise UnavailableError(
+            "the lease store does not answer; running sandboxes go on, retry", reason="LEASE_STORE_UNAVAILABLE"
+        ) from error
+
+
+class LeaseStore:
+    """The one writer of sandbox records."""
+
+    def __init__(self, url: str) -> None:
+        self._redis: redis.Redis = redis.Redis.from_url(
+            url, socket_timeout=_TIMEOUT_SECONDS, socket_connect_timeout=_TIMEOUT_SECONDS, max_connections=256
+        )
+        prelude = (_SCRIPTS / "prelude.lua").read_text()
+        self._scripts = {
+            path.stem: self._redis.register_script(prelude + path.read_text())
+            for path in _SCRIPTS.glob("*.lua")
+            if path.stem != "prelude"
+        }
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._redis.aclose()
+
+    async def ping(self) -> None:
+        """Raise UnavailableError unless the store answers."""
+        async with _translated():
+            await self._redis.ping()
+
+    async def _run(self, script: str, *arguments: str | bytes | int) -> Any:
+        async with _translated():
+            return await self._scripts[script](args=list(arguments))
+
+    async def create(self, record: Record, terms: Terms, *, queue_limit: int) -> tuple[str, str]:
+        """Queue a create; returns the outcome (lua/create.lua) and the sandbox id."""
+        outcome, sandbox_id = await self._run(
+            "create",
+            record.tenant,
+            record.sandbox_id,
+            record.request_id,
+            record.spec_hash,
+            queue_limit,
+            terms.priority,
+            terms.ttl_ms,
+            terms.idle_timeout_ms,
+            terms.heartbeat_timeout_ms,
+            record.spec,
+            int(record.expects_secret_env),
+        )
+        return outcome.decode(), sandbox_id.decode()
+
+    async def take(self, claim_ms: int) -> Name | None:
+        """Claim the next create to start; None when there is none."""
+        while True:
+            taken = await self._run("take", claim_ms)
+            if not taken:
+                return None
+            if taken[1]:
+                return taken[0].decode(), taken[1].decode()
+
+    async def started(self, name: Name, request_id: str, uid: str) -> State | None:
+        """Note the incarnation that the runtime made; returns the record's state, None if it is not that create's."""
+        state = await self._run("started", *name, request_id, uid)
+        return State(int(state)) if state else None
+
+    async def release(self, name: Name, delay_ms: int) -> None:
+        """Let a claimed create be taken again after a delay."""
+        await self._run("release", *name, delay_ms)
+
+    async def finish(self, name: Name, request_id: str, state: State, reason: Reason, message: str) -> bool:
+        """End a record; False if it had ended."""
+        return bool(await self._run("finish", *name, request_id, int(state), int(reason), message))
+
+    async def observe(self, seen: Observed) -> str:
+        """Write what the watcher saw; returns applied, missing, other or old."""
+        outcome = await self._run(
+            "observe",
+            seen.tenant,
+            seen.sandbox_id,
+            seen.request_id,
+            seen.uid,
+            f"{seen.revision:020d}",
+            int(seen.state),
+            int(seen.reason),
+            seen.message,
+            seen.ready_ms,
+        )
+        return str(outcome.decode())
+
+    async def rebuild(self, seen: Observed, terms: Terms, now_ms: int) -> bool:
+        """Make the record of a sandbox that the runtime has; False if there is one."""
+        fields: dict[str, str | bytes | int] = {
+            "tenant": seen.tenant,
+            "sandbox_id": seen.sandbox_id,
+            "request_id": seen.request_id,
+            "spec_hash": seen.spec_hash,
+            "spec": seen.spec,
+            "expects_secret_env": 0,
+            # What it is beyond being there, `observe` writes afterwards.
+            "state": int(State.READY if seen.state is State.READY else State.STARTING),
+            "reason": 0,
+            "message": "",
+            "uid": seen.uid,
+            "revision": "",
+            "create_ms": seen.create_ms,
+            "ready_ms": seen.ready_ms,
+            "end_ms": 0,
+            "expire_ms": seen.expire_ms or seen.create_ms + terms.ttl_ms,
+            # A rebuilt lease begins anew: it is never shorter than the lost one was.
+            "idle_timeout_ms": terms.idle_timeout_ms,
+            "last_active_ms": now_ms,
+            "heartbeat_timeout_ms": terms.heartbeat_timeout_ms,
+            "last_heartbeat_ms": now_ms,
+            "fence": 0,
+            "delete_reason": "",
+        }
+        flat = [part for pair in fields.items() for part in pair]
+        return bool(await self._run("rebuild", seen.tenant, seen.sandbox_id, seen.request_id, seen.spec_hash, *flat))
+
+    async def delete(self, name: Name, uid: str, reason: Reason) -> str:
+        """Mark a sandbox DELETING; returns missing, ended, other_uid or deleting."""
+        return str((await self._run("delete", *name, uid, int(reason))).decode())
+
+    async def expire(self, limit: int) -> list[Name]:
+        """Claim leases that ran out and mark their sandboxes DELETING."""
+        return [_name(raw) for raw in await self._run("expire", limit)]
+
+    async def renew(self, field: str, leases: Sequence[tuple[str, str, str]]) -> list[Name]:
+        """Renew leases given as (tenant, id, uid or ""); returns those that are not alive."""
+        flat = [part for lease in leases for part in lease]
+        return [_name(raw) for raw in await self._run("renew", field, *flat)]
+
+    async def update(self, name: Name, expire_ms: int) -> str:
+        """Move the end of the time to live; returns missing, ended or updated."""
+        return str((await self._run("update", *name, expire_ms)).decode())
+
+    async def sweep(self, limit: int) -> int:
+        """Forget terminal records that were kept long enough; returns how many."""
+        return int(await self._run("sweep", limit))
+
+    async def get(self, name: Name) -> Record | None:
+        """One record."""
+        async with _translated():
+            fields = await cast("Awaitable[dict[bytes, bytes]]", self._redis.hgetall(_record_key(*name)))
+        return Record.from_hash(fields) if fields else None
+
+    async def get_many(self, names: Sequence[Name]) -> list[Record | None]:
+        """Several records, in their order."""
+        async with _translated(), self._redis.pipeline(transaction=False) as pipeline:
+            for name in names:
+                pipeline.hgetall(_record_key(*name))
+            return [Record.from_hash(fields) if fields else None for fields in await pipeline.execute()]
+
+    async def page(self, tenant: str, before: tuple[int, str] | None, count: int) -> list[tuple[int, str]]:
+        """Create times and ids of a tenant's records after the position `before`, newest first."""
+        key = f"orchard:index:{tenant}"
+        found: list[tuple[int, str]] = []
+        skip = 0
+        async with _translated():
+            while len(found) < count:
+                top: int | str = before[0] if before else "+inf"
+                rows: list[tuple[bytes, float]] = await self._redis.zrevrangebyscore(  # type: ignore[assignment]
+                    key, top, "-inf", start=skip, num=count, withscores=True
+                )
+                skip += len(rows)
+                entries = [(int(score), raw.decode()) for raw, score in rows]
+                found += [entry for entry in entries if before is None or entry < before]
+                if len(rows) < count:
+                    break
+        return found[:count]
+
+    async def living(self) -> list[Name]:
+        """The names of every record that is not terminal."""
+        async with _translated():
+            return [_name(cast("bytes", raw)) for raw in await self._redis.zrange(_LEASES, 0, -1)]
+
+    async def queue_lengths(self) -> dict[str, int]:
+        """Queued creates by tenant."""
+        async with _translated():
+            tenants = await cast("Awaitable[list[bytes]]", self._redis.lrange("orchard:turns", 0, -1))
+            names = [tenant.decode() for tenant in tenants]
+            return {name: int(await self._redis.zcard(f"orchard:queue:{name}")) for name in names}
+
+    async def lost_everything(self) -> bool:
+        """Whether the store was emptied since `mark_rebuilt`."""
+        async with _translated():
+            return not await self._redis.exists(_EPOCH)
+
+    async def mark_rebuilt(self) -> None:
+        """Note that every record has been rebuilt from the runtime."""
+        async with _translated():
+            await self._redis.set(_EPOCH, "1")
+
+    async def elect(self, me: str, milliseconds: int) -> bool:
+        """Whether this replica is the one that reconciles, for the next `milliseconds`."""
+        async with _translated():
+            if await self._redis.set(_RECONCILER, me, nx=True, px=milliseconds):
+                return True
+            if await self._redis.get(_RECONCILER) == me.encode():
+                await self._redis.pexpire(_RECONCILER, milliseconds)
+                return True
+            return False
+
+    async def changes(self, connected: Callable[[], None]) -> AsyncIterator[Name]:
+        """Names of changed records, as they change; calls `connected` once none can be missed any more.
+
+        Raises:
+            UnavailableError: the connection broke. Changes since are lost, so re-read what matters.
+        """
+        async with _translated(), self._redis.pubsub(ignore_subscribe_messages=False) as subscription:
+            await subscription.subscribe(_CHANGES)
+            while True:
+                message = await subscription.get_message(timeout=_TIMEOUT_SECONDS)
+                if message is None:
+                    # Nothing changed; asking makes a dead connection known.
+                    async with asyncio.timeout(_TIMEOUT_SECONDS):
+                        await subscription.ping()
+                elif message["type"] == "subscribe":
+                    connected()
+                elif message["type"] == "message":
+                    yield _name(message["data"])
+
+
+def _record_key(tenant: str, sandbox_id: str) -> str:
+    return f"orchard:sandbox:{tenant}:{sandbox_id}"
+
+
+def _name(raw: bytes) -> Name:
+    tenant, _, sandbox_id = raw.decode().partition("/")
+    return tenant, sandbox_id

@@ -9,6 +9,7 @@ from typing import Final, Protocol
 from services.common.errors import InvalidArgumentError, Violation
 
 _SANDBOX_ID: Final = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?\Z")
+_TENANT: Final = re.compile(r"[a-z][a-z0-9-]{0,62}\Z")
 _TOKEN_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _ENV_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _LABEL: Final = re.compile(r"[A-Za-z0-9_./-]{1,63}\Z")
@@ -71,6 +72,12 @@ class Fields:
             return
         if self.check(bool(value), field, "is required"):
             self.check(_TOKEN_ID.match(value) is not None, field, "must be 1 to 64 of A-Z, a-z, 0-9, '-' and '_'")
+
+    def tenant(self, field: str, value: str) -> None:
+        """A tenant's name: 1 to 63 of a-z, 0-9 and '-', beginning with a letter."""
+        self.check(
+            _TENANT.match(value) is not None, field, "must be 1 to 63 of a-z, 0-9 and '-', beginning with a letter"
+        )
 
     def text(self, field: str, value: str, *, maximum: int, required: bool = False) -> None:
         """A string of at most `maximum` bytes without NUL."""

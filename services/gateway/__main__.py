@@ -1,0 +1,56 @@
+"""`python -m services.gateway [migrate | create-key ...]`: settings come from the environment (settings.py)."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from services.common.db import connect, migrate
+from services.common.health import Health
+from services.common.process import run_service
+from services.common.validation import Fields
+from services.gateway.app import run
+from services.gateway.keys import Keys
+from services.gateway.settings import DatabaseSettings, GatewaySettings
+from services.gateway.store import SCHEMA, GatewayStore
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+async def _create_key(database_url: str, tenant: str, name: str, roles: list[str]) -> None:
+    fields = Fields()
+    fields.tenant("tenant", tenant)
+    fields.done()
+    store = GatewayStore(connect(database_url))
+    try:
+        key, secret = await Keys(store, Health()).create(tenant, name, frozenset(roles), None)
+        print(json.dumps({"key_id": key.key_id, "secret": secret}))  # noqa: T201 (its only output)
+    finally:
+        await store.close()
+
+
+def main() -> int:
+    """Serve, or do one of the operator's tasks."""
+    parser = argparse.ArgumentParser(prog="python -m services.gateway", description="The gateway of Orchard.")
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("migrate", help="bring the database's gateway schema up to date")
+    create = commands.add_parser("create-key", help="make an API key and print it, this once, as JSON")
+    create.add_argument("--tenant", required=True)
+    create.add_argument("--name", default="")
+    create.add_argument("--role", action="append", choices=["user", "admin"], required=True)
+    arguments = parser.parse_args()
+    if arguments.command is None:
+        return run_service("gateway", GatewaySettings, run)
+    database_url = DatabaseSettings().database_url.get_secret_value()  # type: ignore[call-arg]
+    if arguments.command == "migrate":
+        migrate(database_url, schema=SCHEMA, migrations=MIGRATIONS)
+    else:
+        asyncio.run(_create_key(database_url, arguments.tenant, arguments.name, arguments.role))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

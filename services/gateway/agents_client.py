@@ -1,0 +1,152 @@
+"""Connections to the agents of sandboxes, found through the watcher's cache: no look-up, no poll, no store."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from orchard.exec.v1 import agent_service_pb2, agent_service_pb2_grpc
+
+from services.common.errors import FailedPreconditionError, NotFoundError, UnavailableError
+from services.common.observed import Observed
+from services.common.server import CHANNEL_OPTIONS
+from services.common.states import State
+from services.common.tasks import TaskGroup
+from services.common.tokens import AGENT_TOKEN_KEY, Signer
+from services.common.watch_cache import WatchCache
+
+_UNKNOWN_SECONDS: Final = 2.0
+_CHANNELS_KEPT: Final = 8192
+_SECRET_SECONDS: Final = 5.0
+
+
+@dataclass(slots=True)
+class Agent:
+    """The connection to one sandbox's agent."""
+
+    tenant: str
+    sandbox_id: str
+    uid: str
+    endpoint: str
+    channel: grpc.aio.Channel
+    open_calls: int = 0
+    last_active: float = 0.0
+    callables: dict[str, Any] = field(default_factory=dict)
+
+
+class Agents:
+    """Finds the agent of a sandbox and keeps its connection while the sandbox lives."""
+
+    def __init__(self, cache: WatchCache, signer: Signer, tasks: TaskGroup) -> None:
+        self._cache = cache
+        self._signer = signer
+        self._tasks = tasks
+        self._agents: OrderedDict[str, Agent] = OrderedDict()
+
+    async def find(self, tenant: str, sandbox_id: str) -> Agent:
+        """The agent of a READY sandbox. An id that is not known yet, or not READY yet, is waited for: 2 s.
+
+        Raises:
+            NotFoundError: there is no such sandbox in this tenant.
+            FailedPreconditionError: it has ended (SANDBOX_LOST).
+            UnavailableError: it is still starting.
+        """
+        seen = self._cache.get(tenant, sandbox_id)
+        if seen is None or seen.state is State.STARTING:
+            seen = await self._cache.wait(
+                tenant, sandbox_id, lambda now: now.state is not State.STARTING, _UNKNOWN_SECONDS
+            )
+        if seen is None:
+            if not self._cache.synced:
+                raise UnavailableError("the gateway has not seen the sandboxes yet; retry", reason="GATEWAY_STARTING")
+            raise NotFoundError(
+                f"there is no sandbox {sandbox_id!r}", reason="SANDBOX_NOT_FOUND", sandbox_id=sandbox_id
+            )
+        if seen.state is not State.READY:
+            raise _not_ready(seen)
+        agent = self._agents.get(seen.uid)
+        if agent is None or agent.endpoint != seen.endpoint:
+            agent = self._connect(seen)
+        return agent
+
+    def _connect(self, seen: Observed) -> Agent:
+        self.forget(seen.uid)
+        channel = grpc.aio.insecure_channel(seen.endpoint, options=CHANNEL_OPTIONS)
+        agent = Agent(seen.tenant, seen.sandbox_id, seen.uid, seen.endpoint, channel)
+        self._agents[seen.uid] = agent
+        if len(self._agents) > _CHANNELS_KEPT:
+            idle = next((uid for uid, kept in self._agents.items() if not kept.open_calls), seen.uid)
+            if idle != seen.uid:
+                self.forget(idle)
+        return agent
+
+    def forget(self, uid: str) -> None:
+        """Close the connection to a sandbox that has ended."""
+        agent = self._agents.pop(uid, None)
+        if agent is not None:
+            self._tasks.start(f"close agent {uid}", agent.channel.close(grace=1.0), forever=False)
+
+    def metadata(self, agent: Agent) -> tuple[str, str]:
+        """The token that only this agent accepts."""
+        return (AGENT_TOKEN_KEY, self._signer.agent_token(agent.uid))
+
+    def take_active(self) -> list[Agent]:
+        """Agents that were used since the last call, or are being used."""
+        active = []
+        for agent in self._agents.values():
+            if agent.open_calls or agent.last_active:
+                active.append(agent)
+                agent.last_active = 0.0
+        return active
+
+    @staticmethod
+    def begin(agent: Agent) -> None:
+        """A call to the agent begins."""
+        agent.open_calls += 1
+
+    @staticmethod
+    def end(agent: Agent) -> None:
+        """A call to the agent has ended."""
+        agent.open_calls -= 1
+        agent.last_active = time.monotonic()
+
+    async def deliver_secret_env(self, tenant: str, sandbox_id: str, env: dict[str, str]) -> None:
+        """Hand a secret environment to a READY sandbox's agent.
+
+        Raises:
+            OrchardError, grpc.aio.AioRpcError: it could not be delivered now.
+        """
+        agent = await self.find(tenant, sandbox_id)
+        stub = agent_service_pb2_grpc.AgentServiceStub(agent.channel)
+        await stub.SetSecretEnv(
+            agent_service_pb2.SetSecretEnvRequest(sandbox_id=sandbox_id, secret_env=env),
+            metadata=(self.metadata(agent),),
+            timeout=_SECRET_SECONDS,
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for agent in list(self._agents.values()):
+            await agent.channel.close()
+        self._agents.clear()
+
+
+def _not_ready(seen: Observed) -> FailedPreconditionError | UnavailableError:
+    if seen.state is State.STARTING:
+        return UnavailableError(
+            f"sandbox {seen.sandbox_id!r} is still starting; retry",
+            reason="SANDBOX_STARTING",
+            sandbox_id=seen.sandbox_id,
+        )
+    why = f" ({seen.reason.name}{': ' if seen.message else ''}{seen.message})" if seen.reason else ""
+    return FailedPreconditionError(
+        f"sandbox {seen.sandbox_id!r} has ended{why}",
+        reason="SANDBOX_LOST",
+        sandbox_id=seen.sandbox_id,
+        state=seen.state.name,
+        state_reason=seen.reason.name,
+    )

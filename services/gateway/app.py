@@ -1,0 +1,114 @@
+"""Composition root of the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+from orchard.admin.v1 import (
+    image_service_pb2_grpc,
+    key_service_pb2_grpc,
+    usage_service_pb2_grpc,
+    version_service_pb2_grpc,
+)
+from orchard.exec.v1 import exec_service_pb2, file_service_pb2
+from orchard.sandbox.v1 import sandbox_service_pb2
+
+from services.common import watch_cache
+from services.common.db import connect
+from services.common.health import Health
+from services.common.interceptor import CallInterceptor
+from services.common.observed import Observed
+from services.common.server import Server
+from services.common.states import State
+from services.common.tasks import TaskGroup
+from services.common.telemetry import Telemetry
+from services.common.tokens import Signer, load_private_key
+from services.common.watch_cache import WatchCache
+from services.gateway import keys as api_keys
+from services.gateway.agents_client import Agents
+from services.gateway.couriers import ActivityReporter, SecretCourier, UsageRecorder
+from services.gateway.keys import Keys
+from services.gateway.node_client import NodeImages
+from services.gateway.proxy import AgentProxy, SchedulerProxy
+from services.gateway.scheduler_client import SchedulerClient
+from services.gateway.servicer import CreateServicer, KeyServicer, UsageServicer, VersionServicer, usage_terms
+from services.gateway.settings import GatewaySettings
+from services.gateway.store import GatewayStore
+
+_SANDBOX = sandbox_service_pb2.DESCRIPTOR.services_by_name["SandboxService"]
+_EXEC = exec_service_pb2.DESCRIPTOR.services_by_name["ExecService"]
+_FILES = file_service_pb2.DESCRIPTOR.services_by_name["FileService"]
+SERVICE_NAMES = (
+    _SANDBOX.full_name,
+    _EXEC.full_name,
+    _FILES.full_name,
+    "orchard.admin.v1.KeyService",
+    "orchard.admin.v1.ImageService",
+    "orchard.admin.v1.UsageService",
+    "orchard.admin.v1.VersionService",
+)
+
+
+@asynccontextmanager
+async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry | None) -> AsyncIterator[None]:
+    """Run the gateway while the context is open."""
+    health = Health([watch_cache.DEPENDENCY, api_keys.DEPENDENCY])
+    signer = Signer(load_private_key(settings.signing_key_file))
+    store = GatewayStore(connect(settings.database_url.get_secret_value()))
+    keys = Keys(store, health)
+    usage = UsageRecorder(store, usage_terms)
+
+    def changed(seen: Observed) -> None:
+        usage.saw(seen)
+        if seen.state in (State.DELETED, State.FAILED):
+            agents.forget(seen.uid)
+
+    cache = WatchCache(
+        settings.watcher_address,
+        health,
+        include_spec=True,
+        on_change=changed,
+        on_synced=lambda: usage.synced([seen.uid for seen in cache.living()]),
+    )
+    agents = Agents(cache, signer, tasks)
+    scheduler = SchedulerClient(settings.scheduler_address, signer)
+    images = NodeImages(settings.node_address)
+    server = Server(
+        interceptor=CallInterceptor(authenticator=keys, telemetry=telemetry), health=health, service_names=SERVICE_NAMES
+    )
+    creates = CreateServicer(scheduler, SecretCourier(cache, agents, tasks))
+    sandboxes = SchedulerProxy(
+        scheduler.channel,
+        signer,
+        telemetry,
+        _SANDBOX,
+        {
+            f"/{_SANDBOX.full_name}/CreateSandbox": grpc.unary_unary_rpc_method_handler(
+                creates.create,
+                request_deserializer=sandbox_service_pb2.CreateSandboxRequest.FromString,
+                response_serializer=sandbox_service_pb2.CreateSandboxResponse.SerializeToString,
+            )
+        },
+    )
+    creates.proxy = sandboxes
+    server.grpc_server.add_generic_rpc_handlers((AgentProxy(agents, telemetry, _EXEC, _FILES), sandboxes))
+    key_service_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(keys), server.grpc_server)
+    image_service_pb2_grpc.add_ImageServiceServicer_to_server(images, server.grpc_server)
+    usage_service_pb2_grpc.add_UsageServiceServicer_to_server(UsageServicer(store), server.grpc_server)
+    version_service_pb2_grpc.add_VersionServiceServicer_to_server(VersionServicer(settings.runtime), server.grpc_server)
+    tasks.start("read the keys", keys.run_refresh(settings.key_refresh_seconds))
+    tasks.start("follow the watcher", cache.run())
+    tasks.start("write usage", usage.run())
+    tasks.start("report activity", ActivityReporter(agents, scheduler, every_seconds=settings.activity_seconds).run())
+    await server.start(settings.listen)
+    try:
+        yield
+    finally:
+        await server.stop(notice_seconds=settings.stop_notice_seconds)
+        await tasks.close()
+        await agents.close()
+        await scheduler.close()
+        await images.close()
+        await store.close()

@@ -1,0 +1,125 @@
+"""API keys: made once, stored hashed, checked from memory.
+
+A key is `ork_<key id>_<secret>`. The secret has 256 random bits, so one SHA-256 is a sufficient hash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Final
+
+from services.common.errors import NotFoundError, PermissionDeniedError, UnauthenticatedError, UnavailableError
+from services.common.health import Health
+from services.common.interceptor import Metadata
+from services.common.logs import get_logger
+from services.common.tokens import Principal
+from services.gateway.store import ApiKey, GatewayStore, utc_now
+
+_log = get_logger(__name__)
+
+DEPENDENCY: Final = "database"
+_PREFIX: Final = "ork"
+_UNKNOWN_KEPT: Final = 10_000
+_UNKNOWN_SECONDS: Final = 3.0
+_ADMIN_ONLY: Final = ("/orchard.admin.v1.KeyService/", "/orchard.admin.v1.ImageService/")
+
+
+class Keys:
+    """The keys of every tenant, and the gateway's authenticator."""
+
+    def __init__(self, store: GatewayStore, health: Health, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._health = health
+        self._clock = clock
+        self._known: dict[str, tuple[ApiKey, Principal]] = {}
+        self._unknown: OrderedDict[str, float] = OrderedDict()
+
+    async def create(self, tenant: str, name: str, roles: frozenset[str], ttl: timedelta | None) -> tuple[ApiKey, str]:
+        """Make a key; returns it and its secret form, which nobody can show again."""
+        key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
+        now = utc_now()
+        key = ApiKey(key_id, tenant, name, _hash(secret), roles, now, now + ttl if ttl else None, None)
+        await self._store.add_key(key)
+        self._remember(key)
+        return key, f"{_PREFIX}_{key_id}_{secret}"
+
+    async def list_page(self, tenant: str, before: tuple[datetime, str] | None, count: int) -> list[ApiKey]:
+        """Keys of a tenant, or of all, newest first."""
+        return await self._store.list_keys(tenant, before, count)
+
+    async def revoke(self, key_id: str) -> ApiKey:
+        """Stop a key: here at once, on other gateways at their next refresh.
+
+        Raises:
+            NotFoundError: there is no such key.
+        """
+        key = await self._store.revoke_key(key_id, utc_now())
+        self._known.pop(key_id, None)
+        if key is None:
+            raise NotFoundError(f"there is no key {key_id!r}", reason="KEY_NOT_FOUND", key_id=key_id)
+        return key
+
+    async def run_refresh(self, every_seconds: float) -> None:
+        """Read the keys again and again, for ever. With the database away, known keys go on working."""
+        while True:
+            try:
+                keys = await self._store.working_keys(utc_now())
+                self._known = {key.key_id: (key, _principal(key)) for key in keys}
+                await self._health.well(DEPENDENCY)
+            except UnavailableError as error:
+                await self._health.unwell(DEPENDENCY, error.message)
+            await asyncio.sleep(every_seconds)
+
+    async def authenticate(self, method: str, metadata: Metadata) -> Principal:
+        """See interceptor.Authenticator. Roles are checked here, before anything is looked for."""
+        scheme, _, presented = str(metadata.get("authorization", "")).partition(" ")
+        if scheme.lower() != "bearer" or not presented:
+            raise UnauthenticatedError(
+                "the call carries no API key; send it as metadata 'authorization: Bearer <key>'", reason="KEY_MISSING"
+            )
+        prefix, _, rest = presented.partition("_")
+        key_id, _, secret = rest.partition("_")
+        found = self._known.get(key_id) or (await self._look_up(key_id) if prefix == _PREFIX else None)
+        # Compared also for an unknown key, so that the time says nothing.
+        expected = found[0].secret_hash if found else b"\0" * 32
+        if not hmac.compare_digest(_hash(secret), expected) or found is None or not found[0].works_at(utc_now()):
+            raise UnauthenticatedError("the API key is not valid: unknown, expired or revoked", reason="KEY_INVALID")
+        principal = found[1]
+        if method.startswith(_ADMIN_ONLY) and "admin" not in principal.roles:
+            raise PermissionDeniedError(
+                "this needs a key with ROLE_ADMIN", reason="ROLE_MISSING", role="ROLE_ADMIN", method=method
+            )
+        return principal
+
+    async def _look_up(self, key_id: str) -> tuple[ApiKey, Principal] | None:
+        """A key made on another gateway a moment ago. Ids that are unknown are not asked for again at once."""
+        now = self._clock()
+        if self._unknown.get(key_id, 0.0) > now or not key_id or len(key_id) > 64:
+            return None
+        key = await self._store.find_key(key_id)
+        if key is None:
+            self._unknown[key_id] = now + _UNKNOWN_SECONDS
+            self._unknown.move_to_end(key_id)
+            while len(self._unknown) > _UNKNOWN_KEPT:
+                self._unknown.popitem(last=False)
+            return None
+        return self._remember(key)
+
+    def _remember(self, key: ApiKey) -> tuple[ApiKey, Principal]:
+        self._known[key.key_id] = (key, _principal(key))
+        return self._known[key.key_id]
+
+
+def _hash(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def _principal(key: ApiKey) -> Principal:
+    return Principal(key.tenant, key.key_id, key.roles)

@@ -1,0 +1,223 @@
+"""Passes calls through as bytes: to a sandbox's agent by the sandbox id in the first message, or to the scheduler.
+
+Nothing of a message is decoded but field 1, and nothing of a response at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError
+from orchard.exec.v1 import agent_service_pb2
+
+from services.common.auth import principal
+from services.common.errors import InvalidArgumentError
+from services.common.interceptor import REQUEST_ID_KEY, current_call
+from services.common.telemetry import AGENT_SPAN_KEY, TRACEPARENT, Telemetry
+from services.common.tokens import PRINCIPAL_KEY, Signer
+from services.common.validation import Fields
+from services.gateway.agents_client import Agent, Agents
+
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[Any, Any]
+    Handler = grpc.RpcMethodHandler[Any, Any]
+
+_LENGTH_TAG: Final = 0x0A  # field 1, length-delimited
+
+
+def sandbox_id_of(message: bytes) -> str:
+    """The sandbox id, field 1, of a request's first message.
+
+    Raises:
+        InvalidArgumentError: it is missing or not an id.
+    """
+    try:
+        if len(message) > 2 and message[0] == _LENGTH_TAG and message[1] < 0x80:
+            sandbox_id = message[2 : 2 + message[1]].decode()
+        else:
+            # Serialisers put field 1 first; a hand-made message may not.
+            sandbox_id = agent_service_pb2.GetAgentRequest.FromString(message).sandbox_id
+    except (UnicodeDecodeError, DecodeError):
+        raise InvalidArgumentError.of(
+            "sandbox_id", "cannot be read; the request is not a message of this call"
+        ) from None
+    fields = Fields()
+    fields.sandbox_id("sandbox_id", sandbox_id)
+    fields.done()
+    return sandbox_id
+
+
+class ServiceProxy(grpc.GenericRpcHandler):
+    """Serves every method of some services with handlers that a subclass makes."""
+
+    def __init__(self, *services: ServiceDescriptor) -> None:
+        self._handlers: dict[str, Handler] = {
+            f"/{service.full_name}/{method.name}": self.handler(f"/{service.full_name}/{method.name}", method)
+            for service in services
+            for method in service.methods
+        }
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        """See grpc.GenericRpcHandler."""
+        return self._handlers.get(handler_call_details.method)
+
+    def handler(self, path: str, method: MethodDescriptor) -> Handler:
+        """The handler of one method."""
+        raise NotImplementedError
+
+
+class AgentProxy(ServiceProxy):
+    """ExecService and FileService, passed to the agent of the sandbox that the call names."""
+
+    def __init__(self, agents: Agents, telemetry: Telemetry | None, *services: ServiceDescriptor) -> None:
+        self._agents = agents
+        self._telemetry = telemetry
+        super().__init__(*services)
+
+    def handler(self, path: str, method: MethodDescriptor) -> Handler:
+        """See ServiceProxy."""
+        if method.client_streaming:
+            return grpc.stream_unary_rpc_method_handler(self._stream_unary(path))
+        if method.server_streaming:
+            return grpc.unary_stream_rpc_method_handler(self._unary_stream(path))
+        return grpc.unary_unary_rpc_method_handler(self._unary_unary(path))
+
+    def _unary_unary(self, path: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        async def serve(request: bytes, context: Context) -> bytes:
+            agent = await self._find(request)
+            send = agent.callables.get(path)
+            if send is None:
+                send = agent.callables[path] = agent.channel.unary_unary(path)
+            with self._used(agent):
+                call = send(request, metadata=self._metadata(agent), timeout=context.time_remaining())
+                reply: bytes = await call
+                if self._telemetry is not None:
+                    await self._keep_span(call)
+                return reply
+
+        return serve
+
+    def _unary_stream(self, path: str) -> Callable[[bytes, Context], AsyncIterator[bytes]]:
+        async def serve(request: bytes, context: Context) -> AsyncIterator[bytes]:
+            agent = await self._find(request)
+            with self._used(agent):
+                open_stream: Any = agent.channel.unary_stream(path)
+                call = open_stream(request, metadata=self._metadata(agent), timeout=context.time_remaining())
+                try:
+                    async for reply in call:
+                        yield reply
+                    if self._telemetry is not None:
+                        await self._keep_span(call)
+                finally:
+                    call.cancel()
+
+        return serve
+
+    def _stream_unary(self, path: str) -> Callable[[AsyncIterator[bytes], Context], Awaitable[bytes]]:
+        async def serve(requests: AsyncIterator[bytes], context: Context) -> bytes:
+            first = await anext(aiter(requests), None)
+            if first is None:
+                raise InvalidArgumentError.of("start", "the stream ended before its first message")
+            agent = await self._find(first)
+
+            async def forward() -> AsyncIterator[bytes]:
+                yield first
+                async for message in requests:
+                    yield message
+
+            with self._used(agent):
+                open_stream: Any = agent.channel.stream_unary(path)
+                call = open_stream(forward(), metadata=self._metadata(agent), timeout=context.time_remaining())
+                try:
+                    reply: bytes = await call
+                    if self._telemetry is not None:
+                        await self._keep_span(call)
+                    return reply
+                finally:
+                    call.cancel()
+
+        return serve
+
+    async def _find(self, first_message: bytes) -> Agent:
+        return await self._agents.find(principal().tenant, sandbox_id_of(first_message))
+
+    @contextlib.contextmanager
+    def _used(self, agent: Agent) -> Any:
+        self._agents.begin(agent)
+        try:
+            yield
+        finally:
+            self._agents.end(agent)
+
+    def _metadata(self, agent: Agent) -> tuple[tuple[str, str], ...]:
+        call = current_call.get()
+        token = self._agents.metadata(agent)
+        if self._telemetry is None or call.span is None:
+            return (token, (REQUEST_ID_KEY, call.request_id))
+        call.span.set_attribute("orchard.sandbox_id", agent.sandbox_id)
+        return (token, (REQUEST_ID_KEY, call.request_id), (TRACEPARENT, self._telemetry.traceparent(call.span)))
+
+    async def _keep_span(self, call: Any) -> None:
+        """An agent may have no network: its span comes with the answer and is exported from here."""
+        span = current_call.get().span
+        if self._telemetry is None or span is None:
+            return
+        for key, value in await call.trailing_metadata() or ():
+            if key == AGENT_SPAN_KEY:
+                self._telemetry.record_agent_span(value, span)
+
+
+class SchedulerProxy(ServiceProxy):
+    """SandboxService, passed to the scheduler with the caller's principal; `overrides` replace some methods."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        signer: Signer,
+        telemetry: Telemetry | None,
+        service: ServiceDescriptor,
+        overrides: Mapping[str, Handler],
+    ) -> None:
+        self._channel = channel
+        self._signer = signer
+        self._telemetry = telemetry
+        super().__init__(service)
+        self._handlers.update(overrides)
+
+    def handler(self, path: str, method: MethodDescriptor) -> Handler:
+        """See ServiceProxy."""
+        if method.server_streaming:
+            stream: Any = self._channel.unary_stream(path)
+
+            async def serve_stream(request: bytes, context: Context) -> AsyncIterator[bytes]:
+                call = stream(request, metadata=self.metadata(), timeout=context.time_remaining())
+                try:
+                    async for reply in call:
+                        yield reply
+                finally:
+                    call.cancel()
+
+            return grpc.unary_stream_rpc_method_handler(serve_stream)
+        send: Any = self._channel.unary_unary(path)
+
+        async def serve(request: bytes, context: Context) -> bytes:
+            reply: bytes = await send(request, metadata=self.metadata(), timeout=context.time_remaining())
+            return reply
+
+        return grpc.unary_unary_rpc_method_handler(serve)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The caller's signed principal, its request id, and the trace."""
+        call = current_call.get()
+        base = (
+            (PRINCIPAL_KEY, self._signer.principal_token(principal())),
+            (REQUEST_ID_KEY, call.request_id),
+        )
+        if self._telemetry is None or call.span is None:
+            return base
+        return (*base, (TRACEPARENT, self._telemetry.traceparent(call.span)))

@@ -1,0 +1,34 @@
+"""Settings of the gateway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from services.common.settings import ServiceSettings
+
+
+class DatabaseSettings(BaseSettings):
+    """What `migrate` and `create-key` need."""
+
+    model_config = SettingsConfigDict(env_prefix="ORCHARD_", frozen=True, extra="ignore")
+
+    database_url: SecretStr = Field(description="postgresql://... of the database with the gateway's schema.")
+
+
+class GatewaySettings(ServiceSettings):
+    """Read from ORCHARD_* environment variables."""
+
+    database_url: SecretStr = Field(description="postgresql://... of the database with the gateway's schema.")
+    signing_key_file: Path = Field(description="PEM file with the Ed25519 key that signs tokens.")
+    scheduler_address: str = Field(description="gRPC address of the scheduler.")
+    watcher_address: str = Field(description="gRPC address of the watcher.")
+    node_address: str = Field(default="", description="gRPC address of the node daemon, where images are imported.")
+    runtime: Literal["process", "docker", "kubernetes"] = "process"
+    key_refresh_seconds: float = Field(
+        default=3.0, gt=0, le=60, description="How often revoked and changed keys are read again."
+    )
+    activity_seconds: float = Field(default=5.0, gt=0, le=60, description="How often use of sandboxes is reported.")

@@ -1,0 +1,214 @@
+"""The gateway's tables in PostgreSQL, schema `gateway`: API keys and usage. No command's path reads them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from services.common.errors import UnavailableError
+
+SCHEMA: Final = "gateway"
+_metadata: Final = sa.MetaData(schema=SCHEMA)
+_TIME: Final = sa.DateTime(timezone=True)
+
+API_KEYS: Final = sa.Table(
+    "api_keys",
+    _metadata,
+    sa.Column("key_id", sa.Text, primary_key=True),
+    sa.Column("tenant", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("secret_hash", sa.LargeBinary, nullable=False),
+    sa.Column("roles", ARRAY(sa.Text), nullable=False),
+    sa.Column("create_time", _TIME, nullable=False),
+    sa.Column("expire_time", _TIME),
+    sa.Column("revoke_time", _TIME),
+)
+
+SANDBOX_USAGE: Final = sa.Table(
+    "sandbox_usage",
+    _metadata,
+    sa.Column("uid", sa.Text, primary_key=True),
+    sa.Column("tenant", sa.Text, nullable=False),
+    sa.Column("sandbox_id", sa.Text, nullable=False),
+    sa.Column("labels", JSONB, nullable=False),
+    sa.Column("cpu", sa.Double, nullable=False),
+    sa.Column("memory_bytes", sa.BigInteger, nullable=False),
+    sa.Column("ready_time", _TIME, nullable=False),
+    sa.Column("end_time", _TIME),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A stored key."""
+
+    key_id: str
+    tenant: str
+    name: str
+    secret_hash: bytes
+    roles: frozenset[str]
+    create_time: datetime
+    expire_time: datetime | None
+    revoke_time: datetime | None
+
+    def works_at(self, now: datetime) -> bool:
+        """Whether it is neither revoked nor expired."""
+        return self.revoke_time is None and (self.expire_time is None or now < self.expire_time)
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxUse:
+    """When one sandbox was READY and what it asked for."""
+
+    uid: str
+    tenant: str
+    sandbox_id: str
+    labels: Mapping[str, str]
+    cpu: float
+    memory_bytes: int
+    ready_time: datetime
+    end_time: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSum:
+    """Use added up; see orchard.admin.v1.Usage."""
+
+    label_value: str
+    sandboxes: int
+    sandbox_seconds: float
+    cpu_hours: float
+    memory_gib_hours: float
+
+
+class GatewayStore:
+    """Reads and writes the tables."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._engine.dispose()
+
+    @asynccontextmanager
+    async def _connect(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction; the database away becomes UNAVAILABLE."""
+        try:
+            async with self._engine.begin() as connection:
+                yield connection
+        except (SQLAlchemyError, OSError, TimeoutError) as error:
+            raise UnavailableError("the database does not answer; retry", reason="DATABASE_UNAVAILABLE") from error
+
+    async def add_key(self, key: ApiKey) -> None:
+        """Store a new key."""
+        values = {column.name: getattr(key, column.name) for column in API_KEYS.columns}
+        async with self._connect() as connection:
+            await connection.execute(sa.insert(API_KEYS).values({**values, "roles": sorted(key.roles)}))
+
+    async def find_key(self, key_id: str) -> ApiKey | None:
+        """One key."""
+        async with self._connect() as connection:
+            row = (await connection.execute(sa.select(API_KEYS).where(API_KEYS.c.key_id == key_id))).mappings().first()
+        return _api_key(row) if row else None
+
+    async def working_keys(self, now: datetime) -> list[ApiKey]:
+        """Every key that works."""
+        query = sa.select(API_KEYS).where(
+            API_KEYS.c.revoke_time.is_(None), sa.or_(API_KEYS.c.expire_time.is_(None), API_KEYS.c.expire_time > now)
+        )
+        async with self._connect() as connection:
+            return [_api_key(row) for row in (await connection.execute(query)).mappings()]
+
+    async def list_keys(self, tenant: str, before: tuple[datetime, str] | None, count: int) -> list[ApiKey]:
+        """Keys after the position `before`, newest first."""
+        query = sa.select(API_KEYS).order_by(API_KEYS.c.create_time.desc(), API_KEYS.c.key_id.desc()).limit(count)
+        if tenant:
+            query = query.where(API_KEYS.c.tenant == tenant)
+        if before:
+            query = query.where(sa.tuple_(API_KEYS.c.create_time, API_KEYS.c.key_id) < before)
+        async with self._connect() as connection:
+            return [_api_key(row) for row in (await connection.execute(query)).mappings()]
+
+    async def revoke_key(self, key_id: str, now: datetime) -> ApiKey | None:
+        """Revoke a key; one that was revoked keeps its time. None if there is no such key."""
+        change = (
+            sa.update(API_KEYS)
+            .where(API_KEYS.c.key_id == key_id)
+            .values(revoke_time=sa.func.coalesce(API_KEYS.c.revoke_time, now))
+            .returning(API_KEYS)
+        )
+        async with self._connect() as connection:
+            row = (await connection.execute(change)).mappings().first()
+        return _api_key(row) if row else None
+
+    async def record_uses(self, uses: Sequence[SandboxUse]) -> None:
+        """Write uses; one that is there only gets its end."""
+        rows = [{column.name: getattr(use, column.name) for column in SANDBOX_USAGE.columns} for use in uses]
+        statement = insert(SANDBOX_USAGE)
+        statement = statement.on_conflict_do_update(
+            index_elements=["uid"],
+            set_={"end_time": sa.func.coalesce(SANDBOX_USAGE.c.end_time, statement.excluded.end_time)},
+        )
+        async with self._connect() as connection:
+            await connection.execute(statement, rows)
+
+    async def end_uses_except(self, living_uids: Sequence[str], now: datetime) -> int:
+        """End every use whose sandbox is no more; returns how many."""
+        change = (
+            sa.update(SANDBOX_USAGE)
+            .where(SANDBOX_USAGE.c.end_time.is_(None), SANDBOX_USAGE.c.uid.not_in(list(living_uids)))
+            .values(end_time=now)
+        )
+        async with self._connect() as connection:
+            return int((await connection.execute(change)).rowcount)
+
+    async def sum_usage(self, tenant: str, start: datetime | None, end: datetime, label: str) -> list[UsageSum]:
+        """Add up what overlaps the period, by the values of a label if one is given."""
+        table = SANDBOX_USAGE.c
+        begin = sa.func.greatest(table.ready_time, start) if start else table.ready_time
+        finish = sa.func.least(sa.func.coalesce(table.end_time, end), end)
+        seconds = sa.func.extract("epoch", finish - begin)
+        value = sa.func.coalesce(table.labels[label].astext, "") if label else sa.literal("")
+        query = (
+            sa.select(
+                value.label("label_value"),
+                sa.func.count().label("sandboxes"),
+                sa.func.sum(seconds).label("sandbox_seconds"),
+                sa.func.sum(seconds * table.cpu / 3600).label("cpu_hours"),
+                sa.func.sum(seconds * table.memory_bytes / 2**30 / 3600).label("memory_gib_hours"),
+            )
+            .where(table.tenant == tenant, finish > begin)
+            .group_by(sa.text("1"))
+            .order_by(sa.text("3 DESC"))
+            .limit(1000)
+        )
+        async with self._connect() as connection:
+            rows = (await connection.execute(query)).all()
+        return [UsageSum(row[0], int(row[1]), float(row[2]), float(row[3]), float(row[4])) for row in rows]
+
+
+def _api_key(row: Mapping[Any, Any]) -> ApiKey:
+    return ApiKey(
+        key_id=row["key_id"],
+        tenant=row["tenant"],
+        name=row["name"],
+        secret_hash=bytes(row["secret_hash"]),
+        roles=frozenset(row["roles"]),
+        create_time=row["create_time"],
+        expire_time=row["expire_time"],
+        revoke_time=row["revoke_time"],
+    )
+
+
+def utc_now() -> datetime:
+    """Now, with its zone."""
+    return datetime.now(UTC)

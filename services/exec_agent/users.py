@@ -29,7 +29,7 @@ class ResolvedUser:
         gid: primary group id, or the one that was asked for.
         groups: supplementary group ids, the primary one included, ascending.
         name: login name; the decimal uid where it has no entry.
-        home: home directory; "/" where the user has no entry.
+        home: home directory; None for a number that has no entry.
         shell: login shell; /bin/sh where the entry names none.
     """
 
@@ -37,7 +37,7 @@ class ResolvedUser:
     gid: int
     groups: tuple[int, ...]
     name: str
-    home: str
+    home: str | None
     shell: str
 
 
@@ -58,7 +58,7 @@ def resolve_user(text: str, root: str = "/") -> ResolvedUser:
         uid = _number(user_text)
         if uid is None:
             raise _not_found(text, f"/etc/passwd has no user {user_text!r}; use a name from it or a numeric id")
-        entry = _Passwd(name=str(uid), uid=uid, gid=0, home="/", shell="")
+        entry = _Passwd(name=str(uid), uid=uid, gid=0, home=None, shell="")
     gid = _find_group(group_text, root, text) if colon else entry.gid
     groups = {gid}
     if not colon:
@@ -68,7 +68,7 @@ def resolve_user(text: str, root: str = "/") -> ResolvedUser:
         gid=gid,
         groups=tuple(sorted(groups)),
         name=entry.name,
-        home=entry.home or "/",
+        home=entry.home,
         shell=entry.shell or _DEFAULT_SHELL,
     )
 
@@ -78,7 +78,7 @@ class _Passwd:
     name: str
     uid: int
     gid: int
-    home: str
+    home: str | None
     shell: str
 
 
@@ -111,7 +111,7 @@ def _find_passwd(text: str, root: str) -> _Passwd | None:
         if uid is None or gid is None:
             continue
         home, shell = (*fields[5:7], "", "")[:2]
-        entry = _Passwd(fields[0], uid, gid, home, shell)
+        entry = _Passwd(fields[0], uid, gid, home or "/", shell)
         if entry.name == text:
             return entry
         if by_number is None and uid == number:
@@ -182,3 +182,8 @@ def _open_in_root(root: str, parts: list[str]) -> int:
     finally:
         for descriptor in stack:
             os.close(descriptor)
+
+
+# Short names of the part that runs commands.
+Identity = ResolvedUser
+resolve = resolve_user

@@ -40,8 +40,8 @@ def root(tmp_path: Path) -> str:
         ("bo", ResolvedUser(1001, 100, (100, 998), "bo", "/home/bo", "/bin/sh")),
         ("ana:users", ResolvedUser(1000, 100, (100,), "ana", "/home/ana", "/bin/zsh")),
         ("ana:55", ResolvedUser(1000, 55, (55,), "ana", "/home/ana", "/bin/zsh")),
-        ("7:8", ResolvedUser(7, 8, (8,), "7", "/", "/bin/sh")),
-        ("7", ResolvedUser(7, 0, (0,), "7", "/", "/bin/sh")),
+        ("7:8", ResolvedUser(7, 8, (8,), "7", None, "/bin/sh")),
+        ("7", ResolvedUser(7, 0, (0,), "7", None, "/bin/sh")),
         ("42", ResolvedUser(4242, 4242, (4242,), "42", "/home/42", "/bin/sh")),
     ],
 )

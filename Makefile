@@ -1,20 +1,78 @@
-# `make help` lists the targets.
+# `make help` lists the targets. Everything installs into .venv by itself.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 BIN := .venv/bin
+PYTEST := $(BIN)/pytest -q
+SIZE ?= small
+ONLY ?= all
+SEED ?= 1
+AGAINST ?= .git\#branch=main
 
 .PHONY: help
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 .PHONY: setup
-setup: ## Install everything into .venv
+setup: ## Install everything into .venv and build the launcher
 	@scripts/setup
+	@scripts/build-launcher
+
+.PHONY: demo
+demo: setup ## Evaluate candidate patches on example tasks, each in its own sandbox
+	@$(BIN)/orchard demo
+
+.PHONY: up
+up: setup ## Run the whole platform in the foreground until Ctrl-C
+	@$(BIN)/orchard up
+
+.PHONY: test
+test: lint unit integration e2e ## Lint, types, unit, integration and end-to-end tests
+
+.PHONY: lint
+lint: setup ## Style, types, import rules, protos
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/buf lint
+	$(BIN)/buf breaking --against '$(AGAINST)'
+	scripts/generate --check
+	$(BIN)/python scripts/api_reference --check
+
+.PHONY: unit
+unit: setup ## Fast tests without I/O
+	$(PYTEST) tests/unit
+
+.PHONY: integration
+integration: setup ## One service against real PostgreSQL, Valkey, gRPC and processes
+	$(PYTEST) tests/integration
+
+.PHONY: e2e
+e2e: setup ## The client against the whole platform, kills included (3 each)
+	$(PYTEST) tests/e2e
+
+.PHONY: chaos
+chaos: setup ## Kill loops at full length: make chaos SEED=7
+	ORCHARD_CHAOS_SEED=$(SEED) ORCHARD_CHAOS_ROUNDS=20 $(PYTEST) tests/e2e -m chaos --timeout 3600
+
+.PHONY: bench
+bench: setup ## Measure: make bench ONLY=exec,lifecycle SIZE=full; writes build/bench.json
+	$(BIN)/python -m tests.bench --size $(SIZE) --only $(ONLY)
+
+.PHONY: format
+format: setup ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
 
 .PHONY: generate
-generate: setup ## Regenerate the stubs from protos/
+generate: setup ## Regenerate stubs and the API reference from protos/
 	scripts/generate
+	$(BIN)/python scripts/api_reference
 
 .PHONY: lock
 lock: setup ## Renew requirements.lock
 	scripts/lock
+
+.PHONY: clean
+clean: ## Remove what was built and installed
+	rm -rf .venv build

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextvars
 import logging
 import sys
-from typing import Final
+from typing import Final, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
@@ -19,6 +19,16 @@ call_fields: contextvars.ContextVar[dict[str, str] | None] = contextvars.Context
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 _SECRET_WORDS: Final = ("secret", "password", "authorization", "api_key", "private", "token")
+
+
+class _Stderr:
+    """Whatever standard error is when a line is written; it may have been replaced since."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 def _add_call_fields(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
@@ -61,7 +71,7 @@ def configure(service: str, *, level: str = "info", json_format: bool = False) -
     structlog.configure(
         processors=[*shared, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Stderr())),
         cache_logger_on_first_use=True,
     )
     # Libraries speak through the standard library: only what needs attention.

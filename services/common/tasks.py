@@ -51,9 +51,9 @@ class TaskGroup:
                 error = RuntimeError(f"background task {task.get_name()} ended")
         if error is None or self._closing:
             return
-        _log.error("background task died", task=task.get_name(), exc_info=error)
         if not self.failed.done():
             self.failed.set_result(error)
+        _log.error("background task died", task=task.get_name(), exc_info=error)
 
     async def close(self) -> None:
         """Cancel every task and wait until each has finished."""

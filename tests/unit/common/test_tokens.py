@@ -1,0 +1,90 @@
+import pytest
+
+from services.common.errors import UnauthenticatedError
+from services.common.tokens import (
+    INTERNAL_AUDIENCE,
+    Principal,
+    Signer,
+    Verifier,
+    generate_key,
+    parse_public_keys,
+    principal_of,
+    public_pem,
+)
+
+KEY = generate_key()
+WHO = Principal("tenant-a", "key1", frozenset({"user", "admin"}))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make(audience: str, clock: Clock, key=KEY) -> Verifier:
+    return Verifier(parse_public_keys(public_pem(key)), audience, clock=clock)
+
+
+def test_a_principal_survives_the_trip() -> None:
+    clock = Clock()
+    token = Signer(KEY, clock=clock).principal_token(WHO)
+    assert principal_of(make(INTERNAL_AUDIENCE, clock).verify(token)) == WHO
+
+
+@pytest.mark.parametrize("token", [None, "", "x", "a.b.c", "é", "e30.e30."])
+def test_what_is_no_token_is_refused(token: str | None) -> None:
+    with pytest.raises(UnauthenticatedError):
+        make("uid-1", Clock()).verify(token)
+
+
+def test_a_token_of_another_sandbox_is_refused() -> None:
+    clock = Clock()
+    token = Signer(KEY, clock=clock).agent_token("uid-1")
+    assert make("uid-1", clock).verify(token)
+    with pytest.raises(UnauthenticatedError):
+        make("uid-2", clock).verify(token)
+    with pytest.raises(UnauthenticatedError):
+        make(INTERNAL_AUDIENCE, clock).verify(token)
+
+
+def test_a_token_of_another_key_is_refused_and_rotation_works() -> None:
+    clock = Clock()
+    other = generate_key()
+    token = Signer(other, clock=clock).agent_token("uid-1")
+    with pytest.raises(UnauthenticatedError):
+        make("uid-1", clock).verify(token)
+    both = Verifier(parse_public_keys(public_pem(KEY) + public_pem(other)), "uid-1", clock=clock)
+    assert both.verify(token)
+
+
+def test_a_token_ends_also_for_a_verifier_that_remembers_it() -> None:
+    clock = Clock()
+    signer, verifier = Signer(KEY, clock=clock), make("uid-1", clock)
+    token = signer.agent_token("uid-1")
+    assert verifier.verify(token)
+    clock.now += 601
+    with pytest.raises(UnauthenticatedError, match="expired"):
+        verifier.verify(token)
+
+
+def test_a_signer_renews_before_its_token_ends() -> None:
+    clock = Clock()
+    signer = Signer(KEY, clock=clock)
+    first = signer.agent_token("uid-1")
+    clock.now += 299
+    assert signer.agent_token("uid-1") == first
+    clock.now += 2
+    second = signer.agent_token("uid-1")
+    assert second != first
+    assert make("uid-1", clock).verify(second)
+
+
+def test_an_unsigned_token_is_refused() -> None:
+    import jwt
+
+    forged = jwt.encode({"aud": "uid-1", "iss": "orchard-gateway", "exp": 2_000_000_000}, "", algorithm="none")
+    with pytest.raises(UnauthenticatedError):
+        make("uid-1", Clock()).verify(forged)

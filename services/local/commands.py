@@ -1,0 +1,60 @@
+"""Commands that `orchard` finds through the entry-point group `orchard.commands`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from services.local.images import image
+
+__all__ = ["image", "up"]
+
+
+def up(  # noqa: PLR0917 (options of the command line)
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where everything is kept. Default: $ORCHARD_DATA_DIR, else ~/.local/share/orchard.", file_okay=False
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port of the endpoint on 127.0.0.1; 0 takes a free one. Default: 7411.", min=0, max=65535),
+    ] = None,
+    listen: Annotated[str | None, typer.Option(help="host:port of the endpoint, instead of --port.")] = None,
+    log_format: Annotated[Literal["text", "json"], typer.Option(help="How log lines look.")] = "text",
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option(help="Least level of the services' lines.")
+    ] = "info",
+    ready_fd: Annotated[
+        int | None, typer.Option(help="Write a line of JSON there when all is up.", hidden=True)
+    ] = None,
+    lifeline_fd: Annotated[
+        int | None, typer.Option(help="Stop when this pipe's other end closes.", hidden=True)
+    ] = None,
+) -> None:
+    """Run the whole platform on this machine, in the foreground, until Ctrl-C.
+
+    DATABASE_URL and REDIS_URL name servers of your own to use instead of the embedded ones.
+    """
+    import os
+
+    from services.local.supervisor.listen import DEFAULT_LISTEN
+    from services.local.supervisor.platform import PlatformOptions
+    from services.local.supervisor.profile import profile_path
+    from services.local.supervisor.run import run_platform
+
+    if port is not None and listen is not None:
+        raise typer.BadParameter("give --port or --listen, not both", param_hint="--port")
+    address = listen or (DEFAULT_LISTEN if port is None else f"127.0.0.1:{port}")
+    options = PlatformOptions(
+        data_directory=data_dir,
+        listen=address,
+        profile=profile_path(os.environ),
+        subreaper=True,
+        log_format=log_format,
+        log_level=log_level,
+    )
+    raise typer.Exit(run_platform(options, ready_fd=ready_fd, lifeline_fd=lifeline_fd))

@@ -1,0 +1,93 @@
+"""The gateway's address: what the user gave, checked before anything starts."""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+from dataclasses import dataclass
+from typing import Final
+
+from services.local.supervisor.errors import PlatformError
+
+DEFAULT_LISTEN: Final = "127.0.0.1:7411"
+_WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 (compared with)
+# Below the range from which the kernel takes ports of outgoing connections: none takes it while the gateway starts.
+_FREE_PORTS: Final = range(20_000, 32_000)
+_TRIES: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """An address that could be bound a moment ago.
+
+    Attributes:
+        address: where the gateway listens.
+        endpoint: where clients on this machine find it.
+        beyond_this_machine: whether others can reach it.
+    """
+
+    address: str
+    endpoint: str
+    beyond_this_machine: bool
+
+
+def choose_listen(text: str) -> Listen:
+    """Check "host:port"; port 0 takes a free one, which then stays the same for the platform's life.
+
+    Raises:
+        PlatformError: it is not an address, not of this machine, or in use.
+    """
+    host, separator, digits = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not separator or not digits.isascii() or not digits.isdigit() or int(digits) > 65_535:
+        raise PlatformError(
+            f"--listen: {text!r} is not host:port with a port from 0 to 65535, such as {DEFAULT_LISTEN}"
+        )
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host or "0.0.0.0", None, type=socket.SOCK_STREAM)[0]  # noqa: S104
+    except (OSError, UnicodeError):
+        raise PlatformError(f"--listen: there is no host {host!r}") from None
+    ip = str(target[0])
+    port = int(digits) or _free_port(family, ip)
+    _bind(family, ip, port)
+    reachable = ip in _WILDCARDS or not (ip.startswith("127.") or ip == "::1")
+    return Listen(_join(ip, port), _join(_WILDCARDS.get(ip, ip), port), reachable)
+
+
+def _join(ip: str, port: int) -> str:
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+
+
+def _free_port(family: socket.AddressFamily, ip: str) -> int:
+    for _ in range(_TRIES):
+        port = random.choice(_FREE_PORTS)  # noqa: S311 (nothing secret)
+        if _try_bind(family, ip, port) is None:
+            return port
+    raise PlatformError(f"--listen: found no free port on {ip}")
+
+
+def _bind(family: socket.AddressFamily, ip: str, port: int) -> None:
+    error = _try_bind(family, ip, port)
+    if error is None:
+        return
+    if error.errno == errno.EADDRINUSE:
+        raise PlatformError(
+            f"port {port} on {ip} is in use: stop what listens there, or choose another with --port (0: any free one) "
+            "or --listen"
+        )
+    if error.errno == errno.EACCES:
+        raise PlatformError(f"port {port} needs privileges: choose one above 1023 with --port")
+    raise PlatformError(f"--listen: cannot listen on {ip}: {error.strerror}")
+
+
+def _try_bind(family: socket.AddressFamily, ip: str, port: int) -> OSError | None:
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # Connections of an earlier gateway that still fade away are not in the way.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((ip, port))
+            probe.listen(1)
+        except OSError as error:
+            return error
+    return None

@@ -1,0 +1,52 @@
+"""What `orchard up` says when all is up."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from services.local.supervisor.platform import Platform
+
+_PROGRAM: Final = """\
+import orchard
+
+with orchard.Client() as client, client.create() as sandbox:
+    print(sandbox.exec("uname -a").stdout_text)"""
+
+
+def ready_text(platform: Platform) -> str:
+    """Where everything is, what this machine gives, and what to try."""
+    layout = platform.layout
+    rows = [("endpoint", platform.endpoint), ("data", _short(layout.data)), ("sockets", str(layout.run))]
+    if platform.options.profile is not None:
+        rows.append(("profile", f"{_short(platform.options.profile)} (the SDK and `orchard` find it by themselves)"))
+    if platform.facts is not None:
+        rows.append(("sandboxes", f"user ids: {platform.facts.user_ids}, limits: {platform.facts.limits}"))
+        rows += [("gap", gap) for gap in platform.facts.gaps]
+    lines = ["", *(f"  {name:<10} {value}" for name, value in rows), "", "Try, in another terminal:", ""]
+    lines += [f"  {line}" for line in _tries(platform)]
+    return "\n".join([*lines, "", "Ctrl-C stops everything.", ""])
+
+
+def _tries(platform: Platform) -> list[str]:
+    key = platform.layout.keys.api_key
+    call = f"{platform.endpoint} orchard.sandbox.v1.SandboxService/ListSandboxes"
+    return [
+        "orchard create",
+        "",
+        "python - <<'END'",
+        *_PROGRAM.splitlines(),
+        "END",
+        "",
+        f'KEY=$(sed \'s/.*"secret": "\\([^"]*\\).*/\\1/\' {shlex.quote(str(key))})',
+        f'grpcurl -plaintext -H "authorization: Bearer $KEY" {call}',
+    ]
+
+
+def _short(path: Path) -> str:
+    """Below the home folder with a tilde."""
+    with suppress(ValueError, RuntimeError):
+        return f"~/{path.relative_to(Path.home())}"
+    return str(path)

@@ -83,6 +83,8 @@ class Server:
             port = self.grpc_server.add_insecure_port(address)
         except RuntimeError:
             raise ListenError(f"cannot listen on {address}: it is in use or not an address of this machine") from None
+        # gRPC's own health begins with SERVING, which would be a lie for a moment.
+        await self.health.publish()
         await self.grpc_server.start()
         _log.info("serving", address=address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}")
         return int(port)

@@ -1,0 +1,1 @@
+"""The files of a sandbox: FileService of the agent."""

@@ -1,0 +1,1 @@
+"""Tar archives: a parser without I/O, unpacking below a directory, and packing."""

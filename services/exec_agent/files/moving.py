@@ -1,0 +1,61 @@
+"""Moves files and trees, across devices too."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+
+from services.common.errors import InvalidArgumentError
+from services.exec_agent.files.copying import copy_entry
+from services.exec_agent.files.errors import file_errors, shown
+from services.exec_agent.files.paths import open_directory, rename_into_free_name, split_entry, temporary_name
+from services.exec_agent.files.removing import remove_entry
+
+
+def move(source: bytes, target: bytes, *, overwrite: bool) -> None:
+    """Rename `source` to `target`. With `overwrite` a file may replace a file, a directory an empty directory.
+
+    Where a rename cannot do it (another device; a lower directory of an overlay), the source is copied next to the
+    target, renamed into place and only then removed.
+    """
+    source_parent, source_name = split_entry(source, "source_path")
+    target_parent, target_name = split_entry(target, "target_path")
+    with file_errors(source, "source_path"):
+        os.lstat(source.rstrip(b"/"))
+        with open_directory(source_parent) as source_fd:
+            with file_errors(target, "target_path"), open_directory(target_parent) as target_fd:
+                if _renamed(source_name, source_fd, target_name, target_fd, overwrite=overwrite):
+                    return
+                copy = temporary_name()
+                try:
+                    with file_errors(source, "source_path"):
+                        copy_entry(source_name, source_fd, copy, target_fd)
+                    _rename(copy, target_fd, target_name, target_fd, overwrite=overwrite)
+                except BaseException:
+                    with suppress(OSError):
+                        remove_entry(copy, target_fd, recursive=True)
+                    raise
+            remove_entry(source_name, source_fd, recursive=True)
+
+
+def _renamed(source: bytes, source_fd: int, target: bytes, target_fd: int, *, overwrite: bool) -> bool:
+    """Rename; False where it takes a copy."""
+    try:
+        _rename(source, source_fd, target, target_fd, overwrite=overwrite)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise InvalidArgumentError.of(
+                "target_path", "lies inside source_path; a directory cannot move into itself", path=shown(target)
+            ) from error
+        if error.errno != errno.EXDEV:
+            raise
+        return False
+    return True
+
+
+def _rename(source: bytes, source_fd: int, target: bytes, target_fd: int, *, overwrite: bool) -> None:
+    if overwrite:
+        os.rename(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd)
+    else:
+        rename_into_free_name(source, source_fd, target, target_fd)

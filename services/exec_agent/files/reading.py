@@ -1,0 +1,62 @@
+"""Reads files in chunks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from services.exec_agent.files.errors import file_errors
+
+CHUNK_BYTES: Final = 256 << 10
+
+
+class FileHead(NamedTuple):
+    """What is known of a file when it is opened: its size in bytes and permission bits."""
+
+    size: int
+    mode: int
+
+
+def open_regular(name: bytes, flags: int = 0, directory_fd: int | None = None) -> int:
+    """Open a regular file for reading; never waits for the other end of a pipe.
+
+    Raises:
+        OSError: EISDIR for a directory, ENXIO for a device, socket or pipe.
+    """
+    descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags, dir_fd=directory_fd)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    number = errno.EISDIR if stat.S_ISDIR(mode) else errno.ENXIO
+    raise OSError(number, os.strerror(number))
+
+
+def read_file(path: bytes, offset: int, length: int) -> Iterator[tuple[FileHead | None, bytes]]:
+    """A file's bytes from `offset`, at most `length` (0: to the end), in chunks; the head comes with the first.
+
+    Something always comes, also of an empty file. Reading goes by what is there, not by the size: files of /proc have
+    none, and a file may grow or shrink meanwhile.
+    """
+    with file_errors(path):
+        descriptor = open_regular(path)
+    try:
+        with file_errors(path):
+            status = os.fstat(descriptor)
+            head: FileHead | None = FileHead(status.st_size, stat.S_IMODE(status.st_mode))
+            left = length or 1 << 62
+            while left > 0 or head is not None:
+                piece = os.pread(descriptor, min(CHUNK_BYTES, left), offset)
+                if not piece and head is None:
+                    return
+                yield head, piece
+                head = None
+                offset += len(piece)
+                left -= len(piece)
+                if not piece:
+                    return
+    finally:
+        os.close(descriptor)

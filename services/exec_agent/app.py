@@ -1,0 +1,138 @@
+"""The agent's composition root."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import importlib.util
+import resource
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import uvloop
+from orchard.exec.v1 import agent_service_pb2_grpc, exec_service_pb2_grpc
+
+from services.common import logs
+from services.common.interceptor import CallInterceptor
+from services.common.server import ListenError, Server
+from services.common.tasks import TaskGroup
+from services.common.tokens import Verifier, parse_public_keys
+from services.exec_agent.auth import AgentAuthenticator
+from services.exec_agent.health import AgentHealth
+from services.exec_agent.journal import Journal, JournalInUseError
+from services.exec_agent.process import Launcher
+from services.exec_agent.service import ExecService
+from services.exec_agent.servicer import AgentServicer, ExecServicer
+from services.exec_agent.settings import AgentConfig
+
+_log = logs.get_logger(__name__)
+
+_JOURNAL_WAIT_SECONDS: Final = 5.0
+_JOURNAL_RETRY_SECONDS: Final = 0.02
+_LAZY_MODULES: Final = (
+    "concurrent.futures.thread",
+    "encodings.idna",
+    "encodings.ascii",
+    "grpc._utilities",
+    "grpc.aio._server",
+    "linecache",
+    "traceback",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A running agent."""
+
+    service: ExecService
+    launcher: Launcher
+    port: int
+    tasks: TaskGroup
+
+
+def preload() -> None:
+    """Import what is otherwise imported at first use: after joining a sandbox nothing can be.
+
+    Starts no gRPC object and no thread.
+    """
+    for module in _LAZY_MODULES:
+        importlib.import_module(module)
+
+
+@contextlib.asynccontextmanager
+async def serve(config: AgentConfig) -> AsyncIterator[Agent]:
+    """Run an agent on this event loop until the context is left.
+
+    Raises:
+        ListenError: the address cannot be listened on.
+        JournalInUseError: another agent of this sandbox still runs.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        journal = stack.enter_context(await _open_journal(config.state_fd))
+        launcher = Launcher(config.launcher_fd, config.cgroup_procs_fds)
+        launcher.start()
+        stack.callback(launcher.close)
+        service = ExecService(config, journal, launcher)
+        stack.callback(service.close)
+        verifier = Verifier(parse_public_keys(config.public_keys_pem.encode()), config.uid)
+        server = Server(
+            interceptor=CallInterceptor(authenticator=AgentAuthenticator(verifier)),
+            health=AgentHealth(config.uid),
+            service_names=(),
+            reflection=False,
+        )
+        exec_service_pb2_grpc.add_ExecServiceServicer_to_server(ExecServicer(service, config), server.grpc_server)
+        agent_service_pb2_grpc.add_AgentServiceServicer_to_server(AgentServicer(service, config), server.grpc_server)
+        _add_file_service(server, config)
+        port = await server.start(config.listen)
+        stack.push_async_callback(server.stop)
+        tasks = await stack.enter_async_context(TaskGroup())
+        tasks.start("forget old commands", service.sweep())
+        yield Agent(service, launcher, port, tasks)
+
+
+def run(config: AgentConfig) -> int:
+    """Run an agent as this process until SIGTERM; returns the exit code."""
+    # Each running command needs a few descriptors, each large output of an ended one needs one.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        return uvloop.run(_run(config))
+    except (ListenError, JournalInUseError) as error:
+        _log.error(str(error))
+        return 2
+
+
+async def _run(config: AgentConfig) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with serve(config) as agent:
+        waiting: asyncio.Future[Any] = loop.create_task(stop.wait(), name="stop signal")
+        await asyncio.wait([waiting, agent.tasks.failed], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        return 1 if agent.tasks.failed.done() else 0
+
+
+async def _open_journal(state_fd: int) -> Journal:
+    """Open the journal; an agent that was just killed may hold it for a moment still."""
+    loop = asyncio.get_running_loop()
+    patience = loop.time() + _JOURNAL_WAIT_SECONDS
+    while True:
+        try:
+            return Journal.open(state_fd)
+        except JournalInUseError:
+            if loop.time() >= patience:
+                raise
+        await asyncio.sleep(_JOURNAL_RETRY_SECONDS)
+
+
+def _add_file_service(server: Server, config: AgentConfig) -> None:
+    """Serve FileService, once it is there."""
+    if importlib.util.find_spec("services.exec_agent.files.servicer") is not None:
+        files = importlib.import_module("services.exec_agent.files.servicer")
+        files.add_to_server(server.grpc_server, config)

@@ -1,0 +1,187 @@
+"""Moves what a command writes from its pipes into its spool, and slows the command down for readers that are behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from services.exec_agent.spool import Spool
+
+FIRST_READ: Final = 64 << 10
+LARGE_READ: Final = 256 << 10
+_LARGE_PIPE: Final = 1 << 20
+_DRAIN_LIMIT: Final = 4 << 20
+STALL_SECONDS: Final = 30.0
+
+
+class Follower(Protocol):
+    """A reader that follows a running command."""
+
+    offset: int
+    lagging: bool
+
+
+class OutputPump:
+    """Reads the pipes of one command until all their write ends are closed.
+
+    A follower whose unread bytes would be overwritten stops it, at most STALL_SECONDS at a stretch; then that follower
+    loses the oldest bytes.
+    """
+
+    def __init__(self, spool: Spool, pipes: dict[int, int], limit: int, on_limit: Callable[[], None]) -> None:
+        """`pipes` maps each read end, owned from now on, to its stream. `limit`: bytes to keep at most, or zero."""
+        self._loop = asyncio.get_running_loop()
+        self._spool = spool
+        self._pipes = pipes
+        self._limit = limit
+        self._on_limit = on_limit
+        self._read_size = FIRST_READ
+        self._stalled: asyncio.TimerHandle | None = None
+        self.followers: set[Follower] = set()
+        self.on_eof: Callable[[], None] | None = None
+        for pipe in pipes:
+            os.set_blocking(pipe, False)
+            self._loop.add_reader(pipe, self._readable, pipe)
+
+    @property
+    def eof(self) -> bool:
+        """Whether nothing can be written any more."""
+        return not self._pipes
+
+    def drain(self, *, force: bool = False) -> bool:
+        """Take what stands in the pipes now, without waiting; False if followers hold it up, unless forced."""
+        if force:
+            self._resume()
+        for pipe in tuple(self._pipes):
+            taken = 0
+            while taken < _DRAIN_LIMIT:
+                if not force and self._must_stall():
+                    return False
+                size = self._read(pipe)
+                if size == 0:
+                    break
+                taken += size
+        return True
+
+    def follower_moved(self) -> None:
+        """A follower has read on or left."""
+        if self._stalled is not None and not self._must_stall():
+            self._resume()
+
+    def close(self) -> None:
+        """Stop reading; whoever still writes gets SIGPIPE."""
+        self._cancel_stall()
+        for pipe in tuple(self._pipes):
+            self._close_pipe(pipe)
+
+    def _readable(self, pipe: int) -> None:
+        if self._must_stall():
+            self._stall()
+            return
+        self._read(pipe)
+        if not self._pipes and self.on_eof is not None:
+            self.on_eof()
+
+    def _read(self, pipe: int) -> int:
+        """Read once; returns the bytes taken, zero at the end or when nothing is there."""
+        try:
+            data = os.read(pipe, self._read_size)
+        except BlockingIOError:
+            return 0
+        if not data:
+            self._close_pipe(pipe)
+            return 0
+        if len(data) == FIRST_READ and self._read_size == FIRST_READ:
+            self._enlarge(pipe)
+        self._keep(self._pipes[pipe], data)
+        return len(data)
+
+    def _keep(self, stream: int, data: bytes) -> None:
+        spool = self._spool
+        if self._limit:
+            if spool.end >= self._limit:
+                return  # it was told to end; it must not block on a full pipe meanwhile
+            data = data[: self._limit - spool.end]
+        spool.append(stream, data)
+        if self._limit and spool.end >= self._limit:
+            self._on_limit()
+
+    def _enlarge(self, pipe: int) -> None:
+        """A command that fills its pipe is fast: fewer and larger reads from now on."""
+        self._read_size = LARGE_READ
+        with contextlib.suppress(OSError):  # the user's share of pipe memory is used up
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _LARGE_PIPE)
+
+    def _must_stall(self) -> bool:
+        spool = self._spool
+        if not self.followers or not spool.would_overwrite(spool.start, self._read_size):
+            return False
+        size = self._read_size
+        return any(not f.lagging and spool.would_overwrite(f.offset, size) for f in self.followers)
+
+    def _stall(self) -> None:
+        for pipe in self._pipes:
+            self._loop.remove_reader(pipe)
+        if self._stalled is None:
+            self._stalled = self._loop.call_later(STALL_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        for follower in self.followers:
+            if self._spool.would_overwrite(follower.offset, self._read_size):
+                follower.lagging = True
+        self._resume()
+
+    def _resume(self) -> None:
+        if self._stalled is not None:
+            self._cancel_stall()
+            for pipe in self._pipes:
+                self._loop.add_reader(pipe, self._readable, pipe)
+
+    def _cancel_stall(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def _close_pipe(self, pipe: int) -> None:
+        self._loop.remove_reader(pipe)
+        del self._pipes[pipe]
+        os.close(pipe)
+
+
+class StdinFeeder:
+    """Writes a command's standard input without blocking, then closes it."""
+
+    def __init__(self, pipe: int, data: bytes) -> None:
+        """Owns `pipe`, the write end."""
+        self._loop = asyncio.get_running_loop()
+        self._pipe = pipe
+        self._rest = memoryview(data)
+        self._watching = False
+        os.set_blocking(pipe, False)
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            while self._rest:
+                self._rest = self._rest[os.write(self._pipe, self._rest) :]
+        except BlockingIOError:
+            if not self._watching:
+                self._watching = True
+                self._loop.add_writer(self._pipe, self._write)
+            return
+        except OSError:  # it closed its standard input without reading all
+            pass
+        self.close()
+
+    def close(self) -> None:
+        """End of file now."""
+        if self._pipe < 0:
+            return
+        if self._watching:
+            self._loop.remove_writer(self._pipe)
+        os.close(self._pipe)
+        self._pipe = -1

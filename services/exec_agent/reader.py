@@ -1,0 +1,105 @@
+"""A reader of one command's output: late or early, following or not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from services.common.errors import OutOfRangeError
+from services.exec_agent.execution import Execution
+from services.exec_agent.latch import wake
+from services.exec_agent.model import Chunk, Gap
+from services.exec_agent.spool import NotCachedError
+
+_CHUNK: Final = 64 << 10
+_LARGE_CHUNK: Final = 256 << 10
+
+
+class OutputReader:
+    """Reads on from an offset. Close it, also after an error."""
+
+    def __init__(self, execution: Execution, offset: int, *, follow: bool) -> None:
+        self._execution = execution
+        self._loop = asyncio.get_running_loop()
+        self._stop_at = None if follow and execution.result is None else execution.spool.end
+        self._waiter: asyncio.Future[None] | None = None
+        self._closed = False
+        self.offset = offset
+        self.lagging = False
+        """It held the command up for too long and no longer does."""
+        execution.call_opened()
+        execution.spool.listeners.add(self)
+        if execution.pump is not None and self._stop_at is None:
+            execution.pump.followers.add(self)
+
+    async def next(self) -> Chunk | Gap | None:
+        """The next piece; None at the end.
+
+        Raises:
+            OutOfRangeError: the command has ended before the offset.
+        """
+        spool = self._execution.spool
+        while True:
+            stop = self._stop_at
+            if stop is None or self.offset < stop:
+                behind = spool.end - self.offset
+                size = _LARGE_CHUNK if behind >= _LARGE_CHUNK else _CHUNK
+                found = await self._read(size if stop is None else min(size, stop - self.offset))
+                if found is not None:
+                    self._advance(found)
+                    return found
+            if stop is not None:
+                self._check_range(stop)
+                return None
+            if self._execution.result is not None:
+                # A child that lives on may write for ever: this reader ends with what there is now.
+                self._stop_at = spool.end
+                continue
+            self._follow_pump()
+            self._waiter = self._loop.create_future()
+            await self._waiter
+
+    def changed(self) -> None:
+        """There is more output, or there will be none."""
+        if self._waiter is not None:
+            wake(self._waiter)
+
+    def close(self) -> None:
+        """Stop reading. Repeatable."""
+        if self._closed:
+            return
+        self._closed = True
+        self._execution.spool.listeners.discard(self)
+        if self._execution.pump is not None:
+            self._execution.pump.followers.discard(self)
+            self._execution.pump.follower_moved()
+        self._execution.call_closed()
+
+    async def _read(self, size: int) -> Chunk | Gap | None:
+        spool = self._execution.spool
+        try:
+            return spool.read(self.offset, size)
+        except NotCachedError:
+            # The ring may be overwritten meanwhile; then the bytes are not the ones asked for, and a gap is the answer.
+            found = await asyncio.to_thread(spool.read, self.offset, size, may_block=True)
+            return found if spool.start <= self.offset else spool.read(self.offset, size)
+
+    def _advance(self, found: Chunk | Gap) -> None:
+        self.offset = found.offset + (found.size if isinstance(found, Gap) else len(found.data))
+        self.lagging = False
+        if self._execution.pump is not None:
+            self._execution.pump.follower_moved()
+
+    def _follow_pump(self) -> None:
+        """A command that was queued has its pump only now."""
+        if self._execution.pump is not None:
+            self._execution.pump.followers.add(self)
+
+    def _check_range(self, stop: int) -> None:
+        if self.offset > stop and self._execution.result is not None:
+            raise OutOfRangeError(
+                f"offset {self.offset} is past the end of the output, which has {stop} bytes",
+                reason="OFFSET_OUT_OF_RANGE",
+                offset=self.offset,
+                output_bytes=stop,
+            )

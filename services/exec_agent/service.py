@@ -1,0 +1,286 @@
+"""Use cases of the agent: which commands there are, which may start, and how long they are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from services.common.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from services.exec_agent.execution import Execution, Host
+from services.exec_agent.journal import Journal
+from services.exec_agent.model import Command, End, Result, State
+from services.exec_agent.oom import OomCounter
+from services.exec_agent.process import Launcher, Target
+from services.exec_agent.program import Programs
+from services.exec_agent.reader import OutputReader
+from services.exec_agent.settings import AgentConfig
+from services.exec_agent.spool import Spool, SpoolStore
+
+START_EXEC_ID: Final = "start"
+KEPT_SECONDS: Final = 3600.0
+KEPT_COUNT: Final = 1000
+QUEUE_LIMIT: Final = 10_000
+RUNNING_LIMIT: Final = 4_000
+SANDBOX_SPOOL_LIMIT: Final = 1 << 30
+DEFAULT_RETAINED: Final = 64 << 20
+_SWEEP_SECONDS: Final = 30.0
+_SECRET_RETRY_SECONDS: Final = 0.2
+_RESTARTED = "the agent was restarted while it ran; it was ended and will not run again"
+
+
+class ExecService:
+    """The single authority on what runs in this sandbox. All methods run on the event loop."""
+
+    def __init__(self, config: AgentConfig, journal: Journal, launcher: Launcher) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._config = config
+        self._journal = journal
+        self._launcher = launcher
+        self._spools = SpoolStore(config.state_fd, SANDBOX_SPOOL_LIMIT)
+        self._null_fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        oom = OomCounter(config.oom_counter_fd, config.oom_event_fd)
+        self._host = Host(launcher, oom, self._null_fd, self._on_ended)
+        self._programs = Programs(config, {})
+        self._secret_pending = config.expects_secret_env
+        self._held: dict[str, Execution] = {}
+        self._ended: OrderedDict[str, Execution] = OrderedDict()
+        self._tombstones: OrderedDict[str, Execution] = OrderedDict()
+        self._outliving: set[Execution] = set()
+        self._queue: deque[Execution] = deque()
+        self._serial: Execution | None = None
+        self._active = 0
+        self._sequence = 0
+        self._adopt_interrupted()
+        if not self._secret_pending:
+            self._run_start_command()
+
+    # ------------------------------------------------------------ use cases
+
+    def set_secret_env(self, secret_env: Mapping[str, str]) -> None:
+        """Commands get these variables from now on."""
+        self._programs = Programs(self._config, dict(secret_env))
+        if self._secret_pending:
+            self._secret_pending = False
+            self._run_start_command()
+
+    def start(self, exec_id: str, command: Command) -> Execution:
+        """Start or queue a command, or find the one that has this id.
+
+        Raises:
+            AlreadyExistsError: the id was used with another spec.
+            FailedPreconditionError: EXEC_EXPIRED.
+            UnavailableError: SECRET_ENV_PENDING.
+            ResourceExhaustedError: too many commands wait or run.
+        """
+        known = self._held.get(exec_id)
+        if known is not None:
+            if known.command is not None and known.command.spec_hash != command.spec_hash:
+                raise AlreadyExistsError(
+                    f"exec id {exec_id!r} was used with another spec; choose a new id for a new command",
+                    reason="EXEC_ID_REUSED",
+                    exec_id=exec_id,
+                )
+            return known
+        if self._journal.ended(exec_id):
+            raise _expired(exec_id)
+        if self._secret_pending:
+            raise UnavailableError(
+                "the sandbox waits for its secret environment; retry",
+                reason="SECRET_ENV_PENDING",
+                retry_seconds=_SECRET_RETRY_SECONDS,
+            )
+        waiting = len(self._queue)
+        if waiting >= QUEUE_LIMIT or self._active - waiting >= RUNNING_LIMIT:
+            raise ResourceExhaustedError(
+                f"the sandbox already has {self._active:,} commands waiting or running; wait for some of them",
+                reason="TOO_MANY_EXECS",
+            )
+        execution = self._add(exec_id, command, command.retained_limit)
+        self._active += 1
+        if command.concurrent:
+            self._start(execution, command)
+        else:
+            self._queue.append(execution)
+            self._start_next()
+            if execution.state is State.QUEUED and self._serial is not execution:
+                execution.queue(self._queue_timed_out)
+        return execution
+
+    def knows(self, exec_id: str) -> bool:
+        """Whether a command has or had this id."""
+        return exec_id in self._held or self._journal.ended(exec_id)
+
+    def find(self, exec_id: str) -> Execution:
+        """A command that is held.
+
+        Raises:
+            NotFoundError: there never was one with this id.
+            FailedPreconditionError: EXEC_EXPIRED.
+        """
+        execution = self._held.get(exec_id)
+        if execution is not None:
+            return execution
+        if self._journal.ended(exec_id):
+            raise _expired(exec_id)
+        raise NotFoundError(f"the sandbox has no exec {exec_id!r}", reason="EXEC_NOT_FOUND", exec_id=exec_id)
+
+    def read(self, execution: Execution, offset: int, *, follow: bool) -> OutputReader:
+        """A reader from `offset` on, to be closed by the caller."""
+        return OutputReader(execution, offset, follow=follow)
+
+    def signal(self, exec_id: str, target: Target, number: int) -> Execution:
+        """Send a signal to a command that runs.
+
+        Raises:
+            NotFoundError: there is none with this id.
+            FailedPreconditionError: EXEC_EXPIRED, or EXEC_NOT_STARTED while it waits in the queue.
+        """
+        execution = self.find(exec_id)
+        if execution in self._queue:
+            raise FailedPreconditionError(
+                f"exec {exec_id!r} waits in the queue; cancel it, or wait until it runs", reason="EXEC_NOT_STARTED"
+            )
+        execution.signal(target, number)
+        return execution
+
+    def cancel(self, exec_id: str) -> Execution:
+        """End a command, or make sure that one that has not arrived yet never starts.
+
+        Raises:
+            FailedPreconditionError: EXEC_EXPIRED.
+        """
+        execution = self._held.get(exec_id)
+        if execution is None:
+            if self._journal.ended(exec_id):
+                raise _expired(exec_id)
+            return self._bury(exec_id)
+        execution.cancel(End.KILLED, "it was cancelled")
+        return execution
+
+    def newest_first(self, before: int | None) -> Iterator[Execution]:
+        """Held commands with a sequence number below `before`."""
+        for execution in reversed(self._held.values()):
+            if before is None or execution.sequence < before:
+                yield execution
+
+    async def sweep(self) -> None:
+        """Forget what ended too long ago, for ever."""
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            limit = self._loop.time() - KEPT_SECONDS
+            for ended in (self._ended, self._tombstones):
+                while ended and next(iter(ended.values())).end_monotonic < limit:
+                    self._forget(ended)
+            self._outliving = {e for e in self._outliving if e.pump is not None and not e.pump.eof}
+
+    def close(self) -> None:
+        """The agent stops: running commands are ended by their reapers."""
+        for execution in (*self._held.values(), *self._outliving):
+            execution.close()
+        os.close(self._null_fd)
+
+    # ------------------------------------------------------------ the queue
+
+    def _start_next(self) -> None:
+        """Start the first serial command that waits, if none runs."""
+        while self._queue and self._serial is None:
+            execution = self._queue.popleft()
+            if execution.command is not None and execution.result is None:
+                self._serial = execution
+                self._start(execution, execution.command)
+
+    def _start(self, execution: Execution, command: Command) -> None:
+        execution.start(command, self._programs, lambda: self._journal.begin(execution.exec_id, command.spec_hash))
+
+    def _queue_timed_out(self, execution: Execution) -> None:
+        seconds = execution.command.queue_timeout if execution.command is not None else None
+        execution.cancel(End.NOT_STARTED, f"it waited longer than its queue timeout of {seconds:g} s")
+
+    def _on_ended(self, execution: Execution) -> None:
+        """See Host.ended."""
+        if execution.result is None or execution.exec_id in self._tombstones:
+            return
+        self._journal.end(execution.exec_id, execution.result.ended.name)
+        self._active -= 1
+        self._ended[execution.exec_id] = execution
+        while len(self._ended) > KEPT_COUNT:
+            self._forget(self._ended)
+        if self._serial is execution:
+            self._serial = None
+        elif execution in self._queue:
+            self._queue.remove(execution)
+        if self._queue:
+            # Not at once: a thousand queued commands that all fail to start would nest a thousand deep.
+            self._loop.call_soon(self._start_next)
+
+    # ------------------------------------------------------------ what is held
+
+    def _add(self, exec_id: str, command: Command | None, retained: int) -> Execution:
+        self._sequence += 1
+        execution = Execution(exec_id, self._sequence, command, Spool(self._spools, retained), self._host)
+        self._held[exec_id] = execution
+        return execution
+
+    def _forget(self, ended: OrderedDict[str, Execution]) -> None:
+        exec_id, execution = ended.popitem(last=False)
+        del self._held[exec_id]
+        execution.spool.close()
+        if execution.pump is not None and not execution.pump.eof:
+            # A child of it still writes: read on, so that it does not get SIGPIPE, and throw it away.
+            self._outliving.add(execution)
+
+    def _bury(self, exec_id: str) -> Execution:
+        execution = self._add(exec_id, None, 0)
+        self._tombstones[exec_id] = execution
+        self._journal.end(exec_id, End.NOT_STARTED.name)
+        execution.adopt(_result(End.NOT_STARTED, "it was cancelled before it arrived"))
+        while len(self._tombstones) > QUEUE_LIMIT:
+            self._forget(self._tombstones)
+        return execution
+
+    def _adopt_interrupted(self) -> None:
+        """Commands that a previous agent had started: the ids are taken, the processes were ended."""
+        for exec_id, spec_hash in self._journal.interrupted.items():
+            command = Command(
+                spec_hash=spec_hash, env={}, timeout=None, queue_timeout=None, retained_limit=0, kill_grace=0.0
+            )
+            execution = self._add(exec_id, command, 0)
+            self._active += 1
+            execution.adopt(_result(End.AGENT_RESTARTED, _RESTARTED))
+
+    def _run_start_command(self) -> None:
+        if not self._config.start_argv or START_EXEC_ID in self._held or self._journal.ended(START_EXEC_ID):
+            return
+        command = Command(
+            spec_hash="start",
+            argv=self._config.start_argv,
+            env={},
+            timeout=None,
+            queue_timeout=None,
+            concurrent=True,
+            retained_limit=DEFAULT_RETAINED,
+            kill_grace=5.0,
+        )
+        self.start(START_EXEC_ID, command)
+
+
+def _result(end: End, message: str) -> Result:
+    return Result(ended=end, message=message, end_ns=time.time_ns())
+
+
+def _expired(exec_id: str) -> FailedPreconditionError:
+    return FailedPreconditionError(
+        f"exec {exec_id!r} has ended and is no longer kept; it will not run again, choose a new id",
+        reason="EXEC_EXPIRED",
+        exec_id=exec_id,
+    )

@@ -86,7 +86,9 @@ class Keys:
             )
         prefix, _, rest = presented.partition("_")
         key_id, _, secret = rest.partition("_")
-        found = self._known.get(key_id) or (await self._look_up(key_id) if prefix == _PREFIX else None)
+        found = None
+        if prefix == _PREFIX:
+            found = self._known.get(key_id) or await self._look_up(key_id)
         # Compared also for an unknown key, so that the time says nothing.
         expected = found[0].secret_hash if found else b"\0" * 32
         if not hmac.compare_digest(_hash(secret), expected) or found is None or not found[0].works_at(utc_now()):

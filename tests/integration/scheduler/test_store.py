@@ -1,0 +1,325 @@
+"""Every Lua script against a real Valkey."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import redis.asyncio as redis
+
+from services.common.errors import UnavailableError
+from services.common.observed import Observed
+from services.common.states import Reason, State
+from services.scheduler.records import Record, Terms
+from services.scheduler.store import LeaseStore
+
+DAY = Terms(ttl_ms=86_400_000)
+
+
+@pytest.fixture
+async def store(valkey_url: str) -> AsyncIterator[LeaseStore]:
+    async with redis.Redis.from_url(valkey_url) as client:
+        await client.flushall()
+    store = LeaseStore(valkey_url)
+    yield store
+    await store.close()
+
+
+def wanted(
+    sandbox_id: str, *, tenant: str = "t", request_id: str = "", spec: bytes = b"spec", spec_hash: str = "h"
+) -> Record:
+    return Record(tenant, sandbox_id, request_id or f"r-{sandbox_id}", spec_hash, spec, State.QUEUED)
+
+
+async def create(store: LeaseStore, record: Record, terms: Terms = DAY, queue_limit: int = 1000) -> tuple[str, str]:
+    return await store.create(record, terms, queue_limit=queue_limit)
+
+
+def seen(record: Record, state: State, revision: int, **more) -> Observed:
+    return Observed(
+        record.tenant, record.sandbox_id, more.pop("uid", "u1"), revision, state, request_id=record.request_id, **more
+    )
+
+
+async def started(store: LeaseStore, record: Record) -> None:
+    await create(store, record)
+    assert await store.take(30_000) == (record.tenant, record.sandbox_id)
+    assert await store.started((record.tenant, record.sandbox_id), record.request_id, "u1") is State.STARTING
+
+
+async def state_of(store: LeaseStore, record: Record) -> tuple[State, Reason]:
+    found = await store.get((record.tenant, record.sandbox_id))
+    assert found is not None
+    return found.state, found.reason
+
+
+class TestCreate:
+    async def test_a_create_is_queued_whole(self, store: LeaseStore) -> None:
+        record = wanted("a", spec=b"\x00\xff")
+        assert await create(store, record) == ("created", "a")
+        found = await store.get(("t", "a"))
+        assert found is not None
+        assert (found.state, found.spec, found.request_id, found.uid) == (State.QUEUED, b"\x00\xff", "r-a", "")
+        assert found.expire_ms - found.create_ms == DAY.ttl_ms
+
+    async def test_a_repeat_gives_the_first_answer_also_under_another_generated_id(self, store: LeaseStore) -> None:
+        await create(store, wanted("a", request_id="r"))
+        assert await create(store, wanted("b", request_id="r")) == ("repeat", "a")
+        assert await store.get(("t", "b")) is None
+
+    async def test_a_request_id_with_another_spec(self, store: LeaseStore) -> None:
+        await create(store, wanted("a", request_id="r"))
+        assert await create(store, wanted("a", request_id="r", spec_hash="other")) == ("request_conflict", "a")
+
+    async def test_an_id_that_lives_is_taken_in_its_tenant_alone(self, store: LeaseStore) -> None:
+        await create(store, wanted("a"))
+        assert await create(store, wanted("a", request_id="other")) == ("taken", "a")
+        assert await create(store, wanted("a", tenant="t2", request_id="other")) == ("created", "a")
+
+    async def test_an_id_is_free_again_after_its_end(self, store: LeaseStore) -> None:
+        await create(store, wanted("a"))
+        assert await store.delete(("t", "a"), "", Reason.REQUESTED) == "ended"
+        assert await create(store, wanted("a", request_id="second")) == ("created", "a")
+        assert (await state_of(store, wanted("a")))[0] is State.QUEUED
+
+    async def test_the_queue_has_a_bound(self, store: LeaseStore) -> None:
+        await create(store, wanted("a"), queue_limit=1)
+        assert (await create(store, wanted("b"), queue_limit=1))[0] == "queue_full"
+        assert await store.get(("t", "b")) is None
+
+    async def test_concurrent_repeats_make_one(self, store: LeaseStore) -> None:
+        outcomes = await asyncio.gather(*(create(store, wanted(f"a{n}", request_id="r")) for n in range(50)))
+        assert sorted(outcome for outcome, _ in outcomes) == ["created"] + ["repeat"] * 49
+        assert len({found for _, found in outcomes}) == 1
+
+
+class TestQueue:
+    async def test_priority_then_arrival(self, store: LeaseStore) -> None:
+        for name, priority in (("a", 0), ("b", 5), ("c", 0), ("d", -1000), ("e", 1000)):
+            await create(store, wanted(name), replace(DAY, priority=priority))
+        taken = [await store.take(30_000) for _ in range(6)]
+        assert taken == [("t", "e"), ("t", "b"), ("t", "a"), ("t", "c"), ("t", "d"), None]
+
+    async def test_tenants_take_turns(self, store: LeaseStore) -> None:
+        for number in range(4):
+            await create(store, wanted(f"a{number}", tenant="big"))
+        await create(store, wanted("b0", tenant="small"))
+        taken = [await store.take(30_000) for _ in range(5)]
+        assert [name and name[0] for name in taken] == ["big", "small", "big", "big", "big"]
+
+    async def test_each_create_is_taken_once(self, store: LeaseStore) -> None:
+        for number in range(30):
+            await create(store, wanted(f"a{number}"))
+        taken = await asyncio.gather(*(store.take(30_000) for _ in range(60)))
+        assert len([name for name in taken if name]) == 30 == len({name for name in taken if name})
+
+    async def test_a_claim_that_ran_out_is_taken_again(self, store: LeaseStore) -> None:
+        await create(store, wanted("a"))
+        assert await store.take(1) == ("t", "a")
+        await asyncio.sleep(0.01)  # the store's own clock passes the claim
+        assert await store.take(30_000) == ("t", "a")
+        assert await store.take(30_000) is None
+
+    async def test_one_deleted_in_the_queue_is_never_taken(self, store: LeaseStore) -> None:
+        await create(store, wanted("a"))
+        assert await store.delete(("t", "a"), "", Reason.REQUESTED) == "ended"
+        assert await state_of(store, wanted("a")) == (State.DELETED, Reason.REQUESTED)
+        assert await store.take(30_000) is None
+        assert await store.queue_lengths() == {}
+
+
+class TestObserve:
+    async def test_ready_then_gone_after_a_delete(self, store: LeaseStore) -> None:
+        record = wanted("a")
+        await started(store, record)
+        assert await store.observe(seen(record, State.READY, 5, ready_ms=77)) == "applied"
+        found = await store.get(("t", "a"))
+        assert found is not None
+        assert (found.state, found.ready_ms, found.uid) == (State.READY, 77, "u1")
+        assert await store.delete(("t", "a"), "u1", Reason.REQUESTED) == "deleting"
+        assert await store.observe(seen(record, State.DELETED, 6)) == "applied"
+        assert await state_of(store, record) == (State.DELETED, Reason.REQUESTED)
+
+    async def test_a_stale_event_changes_nothing(self, store: LeaseStore) -> None:
+        record = wanted("a")
+        await started(store, record)
+        big = 7_000_000_000_000_000_001  # above 2^53: a float could not tell these apart
+        assert await store.observe(seen(record, State.READY, big)) == "applied"
+        assert await store.observe(seen(record, State.STARTING, big - 1)) == "old"
+        assert await store.observe(seen(record, State.STARTING, big)) == "old"
+        assert (await state_of(store, record))[0] is State.READY
+
+    async def test_gone_without_a_delete_was_somebody_else(self, store: LeaseStore) -> None:
+        record = wanted("a")
+        await started(store, record)
+        await store.observe(seen(record, State.DELETED, 9))
+        assert await state_of(store, record) == (State.FAILED, Reason.DELETED_EXTERNALLY)
+
+    async def test_ready_does_not_revive_what_is_being_deleted(self, store: LeaseStore) -> None:
+        record = wanted("a")
+        await started(store, record)
+        await store.delete(("t", "a"), "", Reason.REQUESTED)
+        await store.observe(seen(record, State.READY, 5))
+        assert (await state_of(store, record))[0] is State.DELETING
+
+    async def test_an_event_of_another_create_is_ignored(self, store: LeaseStore) -> None:
+        await started(store, wanted("a"))
+        assert await store.observe(seen(wanted("a", request_id="other"), State.FAILED, 99)) == "other"
+        assert await store.observe(seen(wanted("a"), State.FAILED, 99, uid="u2")) == "other"
+        assert (await state_of(store, wanted("a")))[0] is State.STARTING
+
+    async def test_an_unknown_sandbox_is_missing(self, store: LeaseStore) -> None:
+        assert await store.observe(seen(wanted("a"), State.READY, 1)) == "missing"
+
+    async def test_the_end_is_final(self, store: LeaseStore) -> None:
+        record = wanted("a")
+        await started(store, record)
+        await store.observe(seen(record, State.FAILED, 5, reason=Reason.OOM, message="out of memory"))
+        await store.observe(seen(record, State.READY, 6))
+        assert await state_of(store, record) == (State.FAILED, Reason.OOM)
+
+
+class TestLeases:
+    async def test_a_lease_that_ran_out_is_claimed_once_and_says_expired(self, store: LeaseStore) -> None:
+        record = wanted("a")
+        await create(store, record, Terms(ttl_ms=1))
+        await store.take(30_000)
+        await store.started(("t", "a"), record.request_id, "u1")
+        await asyncio.sleep(0.01)
+        assert await store.expire(100) == [("t", "a")]
+        assert await store.expire(100) == []
+        assert await state_of(store, record) == (State.DELETING, Reason.EXPIRED)
+        await store.observe(seen(record, State.DELETED, 9))
+        assert await state_of(store, record) == (State.DELETED, Reason.EXPIRED)
+
+    @pytest.mark.parametrize("field", ["last_heartbeat_ms", "last_active_ms"])
+    async def test_a_renewal_moves_the_deadline(self, store: LeaseStore, field: str) -> None:
+        terms = Terms(
+            ttl_ms=86_400_000,
+            **{"last_heartbeat_ms": {"heartbeat_timeout_ms": 300}, "last_active_ms": {"idle_timeout_ms": 300}}[field],
+        )
+        await create(store, wanted("a"), terms)
+        await store.take(30_000)
+        for _ in range(4):
+            await asyncio.sleep(0.1)
+            assert await store.renew(field, [("t", "a", "")]) == []
+            assert await store.expire(100) == []
+        await asyncio.sleep(0.31)
+        assert await store.expire(100) == [("t", "a")]
+
+    async def test_renewing_while_the_reaper_looks_never_loses(self, store: LeaseStore) -> None:
+        """Either the renewal comes first and the sandbox lives, or it is told that the sandbox is not alive."""
+        for number in range(40):
+            name = f"a{number}"
+            await create(store, wanted(name), Terms(ttl_ms=86_400_000, heartbeat_timeout_ms=2))
+            await store.take(30_000)
+            doomed, missing = await asyncio.gather(
+                store.expire(100), store.renew("last_heartbeat_ms", [("t", name, "")])
+            )
+            claimed = ("t", name) in doomed
+            assert claimed == ((await state_of(store, wanted(name)))[0] is State.DELETING)
+            if missing:
+                assert claimed
+            await store.finish(("t", name), f"r-{name}", State.DELETED, Reason.REQUESTED, "")
+
+    async def test_activity_of_another_incarnation_does_not_count(self, store: LeaseStore) -> None:
+        await started(store, wanted("a"))
+        assert await store.renew("last_active_ms", [("t", "a", "u2"), ("t", "none", "")]) == [("t", "a"), ("t", "none")]
+
+    async def test_a_longer_life(self, store: LeaseStore) -> None:
+        await create(store, wanted("a"), Terms(ttl_ms=1))
+        await store.take(30_000)
+        assert await store.update(("t", "a"), 4_000_000_000_000) == "updated"
+        await asyncio.sleep(0.01)
+        assert await store.expire(100) == []
+        assert await store.update(("t", "none"), 1) == "missing"
+        await store.delete(("t", "a"), "", Reason.REQUESTED)
+        assert await store.update(("t", "a"), 4_000_000_000_000) == "ended"
+
+
+class TestRebuild:
+    async def test_a_lost_record_comes_back_with_its_request_id(self, store: LeaseStore) -> None:
+        lost = seen(
+            wanted("a"),
+            State.READY,
+            5,
+            create_ms=1000,
+            ready_ms=1500,
+            expire_ms=4_000_000_000_000,
+            spec=b"s",
+            spec_hash="h",
+        )
+        assert await store.rebuild(lost, DAY, 2000)
+        assert not await store.rebuild(lost, DAY, 2000)
+        found = await store.get(("t", "a"))
+        assert found is not None
+        assert (found.state, found.uid, found.create_ms, found.ready_ms, found.expire_ms) == (
+            State.READY,
+            "u1",
+            1000,
+            1500,
+            4_000_000_000_000,
+        )
+        assert await create(store, wanted("b", request_id="r-a")) == ("repeat", "a")
+        assert await store.living() == [("t", "a")]
+        assert await store.page("t", None, 10) == [(1000, "a")]
+
+    async def test_an_emptied_store_is_noticed(self, store: LeaseStore, valkey_url: str) -> None:
+        assert await store.lost_everything()
+        await store.mark_rebuilt()
+        assert not await store.lost_everything()
+        async with redis.Redis.from_url(valkey_url) as client:
+            await client.flushall()
+        assert await store.lost_everything()
+
+
+class TestRest:
+    async def test_pages_go_through_everything_once_newest_first(self, store: LeaseStore) -> None:
+        for number in range(25):
+            await create(store, wanted(f"a{number:02}"))
+        found, before = [], None
+        while page := await store.page("t", before, 4):
+            found += [sandbox_id for _, sandbox_id in page]
+            before = page[-1]
+        assert sorted(found) == [f"a{number:02}" for number in range(25)]
+        assert len(found) == 25
+
+    async def test_one_reconciler_at_a_time(self, store: LeaseStore) -> None:
+        assert await store.elect("me", 50)
+        assert not await store.elect("you", 50)
+        assert await store.elect("me", 50)
+        await asyncio.sleep(0.06)
+        assert await store.elect("you", 50)
+
+    async def test_changes_are_told(self, store: LeaseStore) -> None:
+        connected = asyncio.Event()
+        told: list[tuple[str, str]] = []
+
+        async def listen() -> None:
+            async for name in store.changes(connected.set):
+                told.append(name)
+                return
+
+        listening = asyncio.ensure_future(listen())
+        await asyncio.wait_for(connected.wait(), 10)
+        await create(store, wanted("a"))
+        await asyncio.wait_for(listening, 10)
+        assert told == [("t", "a")]
+
+    async def test_a_store_that_is_away_is_unavailable_and_names_no_driver(self) -> None:
+        store = LeaseStore("unix:///nonexistent/socket")
+        with pytest.raises(UnavailableError) as caught:
+            await store.get(("t", "a"))
+        assert caught.value.reason == "LEASE_STORE_UNAVAILABLE"
+        assert "Error" not in caught.value.message
+        await store.close()
+
+    async def test_old_ends_are_forgotten(self, store: LeaseStore, valkey_url: str) -> None:
+        await create(store, wanted("a"))
+        await store.delete(("t", "a"), "", Reason.REQUESTED)
+        assert await store.sweep(100) == 0
+        async with redis.Redis.from_url(valkey_url) as client:
+            await client.zadd("orchard:ended", {"t/a": 1})
+        assert await store.sweep(100) == 1
+        assert await store.get(("t", "a")) is None
+        assert await store.page("t", None, 10) == []

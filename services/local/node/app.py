@@ -1,0 +1,67 @@
+"""Composition root of the node daemon."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from orchard.node.v1 import node_service_pb2, node_service_pb2_grpc
+
+from services.common.health import Health
+from services.common.interceptor import CallInterceptor
+from services.common.server import Server
+from services.common.tasks import TaskGroup
+from services.common.telemetry import Telemetry
+from services.local.node.journal import Journal
+from services.local.node.service import Node
+from services.local.node.servicer import NodeServicer
+from services.local.node.settings import NodeSettings
+from services.local.runtime.images import ImageStore
+from services.local.runtime.process import ProcessRuntime
+from services.local.runtime.reaper import Reaper
+from services.local.runtime.setup import prepare
+
+_SERVICE = node_service_pb2.DESCRIPTOR.services_by_name["NodeService"].full_name
+
+
+@asynccontextmanager
+async def node(settings: NodeSettings, tasks: TaskGroup, telemetry: Telemetry | None) -> AsyncIterator[Server]:
+    """Start the daemon; on exit stop it. Its sandboxes live on.
+
+    Calls are not authenticated: the socket lies in a folder that only this user can enter.
+    """
+    reaper = Reaper()
+    data = settings.data_directory / "node"
+    lifeline, own_end = _lifeline(settings)
+    machine, zygote = await prepare(data, settings.run_directory, lifeline, agent_module=settings.agent_module)
+    runtime = ProcessRuntime(machine, zygote, public_keys_pem=settings.public_keys_file.read_text)
+    images = ImageStore(machine)
+    journal = Journal(data / "journal")
+    service = Node(runtime, images, journal, tasks, concurrent_starts=settings.concurrent_starts)
+    await service.start()
+    health = Health()
+    server = Server(
+        interceptor=CallInterceptor(authenticator=None, telemetry=telemetry), health=health, service_names=[_SERVICE]
+    )
+    node_service_pb2_grpc.add_NodeServiceServicer_to_server(NodeServicer(service), server.grpc_server)
+    tasks.start("end of watches", service.end_watches(server.stopping), forever=False)
+    await server.start(settings.listen)
+    await health.publish()
+    try:
+        yield server
+    finally:
+        await server.stop(notice_seconds=settings.stop_notice_seconds)
+        await tasks.close()
+        await runtime.close()
+        zygote.close()
+        reaper.close()
+        if own_end is not None:
+            os.close(own_end)
+
+
+def _lifeline(settings: NodeSettings) -> tuple[int, int | None]:
+    """The supervisor's; without one, ours: the sandboxes then end with this daemon."""
+    if settings.lifeline_fd is not None:
+        return settings.lifeline_fd, None
+    return os.pipe()

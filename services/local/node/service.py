@@ -1,0 +1,321 @@
+"""The node's use cases: create, delete, update, watch; journalled, idempotent and the same for every runtime."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from services.common.errors import (
+    AlreadyExistsError,
+    InternalError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
+from services.common.logs import get_logger
+from services.common.tasks import TaskGroup
+from services.local.node.hub import Hub
+from services.local.node.journal import Journal
+from services.local.node.model import Phase, Record
+from services.local.runtime.model import Abilities, Ended, Image, Reason, Request
+from services.local.runtime.process import RemovalError
+from services.local.runtime.starter import StartError
+
+_log = get_logger(__name__)
+
+BOOKMARK_SECONDS: Final = 5.0
+
+
+class Runtime(Protocol):
+    """Makes sandboxes and removes them. One implementation for each way to isolate."""
+
+    def abilities(self) -> Abilities:
+        """What this machine can do."""
+
+    def endpoint(self, uid: str) -> str:
+        """Address (gRPC) of a sandbox's agent."""
+
+    async def create(self, request: Request, image: Image | None) -> dict[str, float]:
+        """Make a sandbox; returns when its agent listens, with the milliseconds that each step took.
+
+        Raises:
+            StartError: it could not be made; nothing of it runs.
+        """
+
+    async def adopt(self, request: Request, image: Image | None) -> Ended | None:
+        """Take a sandbox over from a daemon before this one; says how it ended if it has."""
+
+    async def delete(self, uid: str) -> None:
+        """End a sandbox and remove everything of it; idempotent.
+
+        Raises:
+            RemovalError: it does not go away.
+        """
+
+    def watch(self) -> AsyncIterator[Ended]:
+        """Sandboxes that end though nobody deleted them."""
+
+
+class Images(Protocol):
+    """Root file systems that sandboxes can start from."""
+
+    def find(self, name: str) -> Image | None:
+        """By name."""
+
+    def by_digest(self, digest: str) -> Image | None:
+        """By digest, also one that was replaced and is still in use."""
+
+    async def unused(self, digest: str, still_used: Iterable[str]) -> None:
+        """A sandbox that used it is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """A create call; `request` has the name of the image where Request has its digest."""
+
+    tenant: str
+    request_id: str
+    spec_hash: str
+    spec: bytes
+    request: Request
+    expire_time: float
+
+
+class Node:
+    """Owns the sandboxes of this machine."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        images: Images,
+        journal: Journal,
+        tasks: TaskGroup,
+        *,
+        concurrent_starts: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._runtime = runtime
+        self._images = images
+        self._journal = journal
+        self._tasks = tasks
+        self._clock = clock
+        self._hub = Hub()
+        self._records: dict[str, Record] = {}
+        self._by_key: dict[tuple[str, str], str] = {}
+        self._starts: dict[str, asyncio.Task[None]] = {}
+        self._deletes: dict[str, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(concurrent_starts)
+        # Microseconds since the epoch: above every revision of daemons before this one, which grow by one a change.
+        self._revision = int(clock() * 1e6)
+
+    @property
+    def running(self) -> int:
+        """Sandboxes that run now."""
+        return sum(record.phase is Phase.RUNNING for record in self._records.values())
+
+    def abilities(self) -> Abilities:
+        """What this machine can do."""
+        return self._runtime.abilities()
+
+    async def start(self) -> None:
+        """Take over what the daemon before this one left, then watch."""
+        records = await asyncio.to_thread(self._journal.read_all)
+        self._revision = max([self._revision, *(record.revision for record in records)])
+        for record in records:
+            self._records[record.uid] = record
+            self._by_key[record.key] = record.uid
+        await asyncio.gather(*(self._take_over(record) for record in records))
+        self._tasks.start("sandboxes that end", self._watch_ends())
+
+    async def _take_over(self, record: Record) -> None:
+        if record.phase is Phase.FAILED:
+            return
+        if record.phase is Phase.STOPPING:
+            self._begin_delete(record.uid)
+            return
+        image = self._images.by_digest(record.request.image) if record.request.image else None
+        ended = await self._runtime.adopt(record.request, image)
+        if record.phase is Phase.STARTING and ended is None:
+            ended = Ended(record.uid, Reason.HOST_RESTART, "the node daemon was restarted while it was being made")
+        if ended is not None:
+            self._change(record.uid, phase=Phase.FAILED, reason=ended.reason, message=ended.message)
+        _log.info("sandbox taken over", uid=record.uid, phase=self._records[record.uid].phase.value)
+
+    async def create(self, creation: Creation) -> Record:
+        """Journal a sandbox and begin to make it.
+
+        Raises:
+            AlreadyExistsError: the id is taken by another request.
+            NotFoundError: IMAGE_NOT_FOUND.
+            ResourceExhaustedError: no space.
+        """
+        key = (creation.tenant, creation.request.sandbox_id)
+        if key in self._by_key:
+            return self._repeated(self._records[self._by_key[key]], creation)
+        request = replace(creation.request, uid=uuid.uuid4().hex[:16], image=self._image(creation.request.image))
+        self._revision += 1
+        record = Record(
+            tenant=creation.tenant,
+            request_id=creation.request_id,
+            spec_hash=creation.spec_hash,
+            spec=creation.spec,
+            request=request,
+            phase=Phase.STARTING,
+            reason=None,
+            message="",
+            endpoint=self._runtime.endpoint(request.uid),
+            create_time=self._clock(),
+            expire_time=creation.expire_time,
+            revision=self._revision,
+        )
+        try:
+            self._journal.write(record)
+        except OSError as error:
+            raise ResourceExhaustedError(
+                f"the sandbox cannot be written down: {error.strerror}; free space in the data directory",
+                reason="NO_SPACE",
+            ) from None
+        self._records[record.uid] = record
+        self._by_key[key] = record.uid
+        self._hub.publish(record)
+        self._starts[record.uid] = self._tasks.start(f"start {record.uid}", self._start(request), forever=False)
+        return record
+
+    def _repeated(self, found: Record, creation: Creation) -> Record:
+        if found.request_id == creation.request_id and found.spec_hash == creation.spec_hash:
+            return found
+        raise AlreadyExistsError(
+            f"sandbox {found.request.sandbox_id!r} exists on this node, made by another request",
+            reason="SANDBOX_EXISTS",
+            sandbox_id=found.request.sandbox_id,
+        )
+
+    def _image(self, name: str) -> str:
+        if not name:
+            return ""
+        image = self._images.find(name)
+        if image is None:
+            raise NotFoundError(
+                f"image {name!r} was never imported on this machine; run `orchard image import {name} PATH`",
+                reason="IMAGE_NOT_FOUND",
+                image=name,
+            )
+        return image.digest
+
+    async def _start(self, request: Request) -> None:
+        image = self._images.by_digest(request.image) if request.image else None
+        try:
+            async with self._slots:
+                milliseconds = await self._runtime.create(request, image)
+        except StartError as error:
+            _log.warning("sandbox not made", uid=request.uid, error=str(error))
+            self._change(request.uid, phase=Phase.FAILED, reason=Reason.AGENT_START, message=str(error))
+        except OSError as error:
+            _log.error("sandbox not made", uid=request.uid, exc_info=error)
+            message = f"the node could not make it: {error.strerror or error}"
+            self._change(request.uid, phase=Phase.FAILED, reason=Reason.AGENT_START, message=message)
+        else:
+            _log.debug("sandbox runs", uid=request.uid, **milliseconds)
+            if self._records[request.uid].phase is Phase.STARTING:
+                self._change(request.uid, phase=Phase.RUNNING)
+        finally:
+            self._starts.pop(request.uid, None)
+
+    async def delete(self, uid: str) -> None:
+        """Remove an incarnation; returns when it is gone. One that is not there is no error.
+
+        Raises:
+            InternalError: it does not go away; the message says what holds it.
+        """
+        if uid not in self._records:
+            return
+        task = self._deletes.get(uid) or self._begin_delete(uid)
+        # A caller that gives up does not stop the removal.
+        await asyncio.shield(task)
+
+    def _begin_delete(self, uid: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(self._remove(uid), name=f"delete {uid}")
+        self._deletes[uid] = task
+        task.add_done_callback(lambda _: self._deletes.pop(uid, None))
+        return task
+
+    async def _remove(self, uid: str) -> None:
+        self._change(uid, phase=Phase.STOPPING)
+        start = self._starts.get(uid)
+        if start is not None:
+            await asyncio.wait([start])
+        try:
+            await self._runtime.delete(uid)
+        except (RemovalError, OSError) as error:
+            _log.error("sandbox does not go away", uid=uid, error=str(error))
+            self._change(uid, message=str(error))
+            raise InternalError(str(error), reason="REMOVAL_STUCK", uid=uid) from None
+        record = self._change(uid, phase=Phase.GONE, publish_only=True)
+        self._journal.remove(uid)
+        del self._records[uid]
+        del self._by_key[record.key]
+        if record.request.image:
+            await self._images.unused(record.request.image, (r.request.image for r in self._records.values()))
+
+    def update(self, uid: str, expire_time: float) -> Record:
+        """Move a deadline.
+
+        Raises:
+            NotFoundError: there is no such incarnation.
+        """
+        if uid not in self._records:
+            raise NotFoundError(f"no sandbox with uid {uid!r} on this node", reason="SANDBOX_NOT_FOUND", uid=uid)
+        return self._change(uid, expire_time=expire_time)
+
+    async def watch(self) -> AsyncGenerator[list[Record] | None, None]:
+        """Batches of records: first all, then None (synced), then changes; an empty batch is a sign of life."""
+        with self._hub.subscribe(self._records.values()) as subscription:
+            yield subscription.take()
+            yield None
+            async for batch in subscription.batches(BOOKMARK_SECONDS):
+                yield batch
+
+    async def end_watches(self, stopping: asyncio.Event) -> None:
+        """End every watch with UNAVAILABLE once the server stops."""
+        await stopping.wait()
+        self._hub.close()
+
+    def images_in_use(self) -> set[str]:
+        """Digests of images that sandboxes use."""
+        return {record.request.image for record in self._records.values() if record.request.image}
+
+    async def _watch_ends(self) -> None:
+        async for ended in self._runtime.watch():
+            record = self._records.get(ended.uid)
+            if record is not None and record.phase in (Phase.STARTING, Phase.RUNNING):
+                _log.warning("sandbox ended", uid=ended.uid, reason=ended.reason.value, message=ended.message)
+                self._change(ended.uid, phase=Phase.FAILED, reason=ended.reason, message=ended.message)
+
+    def _change(
+        self,
+        uid: str,
+        *,
+        phase: Phase | None = None,
+        reason: Reason | None = None,
+        message: str | None = None,
+        expire_time: float | None = None,
+        publish_only: bool = False,
+    ) -> Record:
+        old = self._records[uid]
+        self._revision += 1
+        record = replace(
+            old,
+            phase=old.phase if phase is None else phase,
+            reason=old.reason if reason is None else reason,
+            message=old.message if message is None else message,
+            expire_time=old.expire_time if expire_time is None else expire_time,
+            revision=self._revision,
+        )
+        if not publish_only:
+            self._records[uid] = record
+            self._journal.write(record)
+        self._hub.publish(record)
+        return record

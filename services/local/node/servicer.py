@@ -1,0 +1,181 @@
+"""NodeService: proto to domain and back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, Final
+
+from orchard.node.v1 import node_pb2, node_service_pb2, node_service_pb2_grpc
+from orchard.sandbox.v1 import sandbox_pb2
+
+from services.common.errors import UnimplementedError
+from services.common.validation import Fields
+from services.local.node.model import Record
+from services.local.node.service import Creation, Node
+from services.local.runtime.model import Request, Resources
+
+_HOST: Final = sandbox_pb2.NETWORK_MODE_HOST
+_MODES: Final = (sandbox_pb2.NETWORK_MODE_UNSPECIFIED, sandbox_pb2.NETWORK_MODE_NONE, _HOST)
+
+
+class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
+    """See protos/orchard/node/v1/node_service.proto."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def CreateSandbox(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
+        """See the proto."""
+        _check_create(request)
+        record = await self._node.create(_creation(request))
+        return node_service_pb2.CreateSandboxResponse(sandbox=_to_proto(record))
+
+    async def DeleteSandbox(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
+        """See the proto."""
+        _check_uid(request.uid)
+        await self._node.delete(request.uid)
+        return node_service_pb2.DeleteSandboxResponse()
+
+    async def UpdateSandbox(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
+        """See the proto."""
+        _check_uid(request.uid)
+        record = self._node.update(request.uid, _seconds(request.expire_time))
+        return node_service_pb2.UpdateSandboxResponse(sandbox=_to_proto(record))
+
+    async def WatchSandboxes(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802, ARG002
+        """See the proto."""
+        async with aclosing(self._node.watch()) as batches:
+            async for batch in batches:
+                for event in _events(batch):
+                    yield event
+
+    async def ImportImage(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802, ARG002
+        """See the proto."""
+        raise UnimplementedError("images cannot be imported yet")
+        yield
+
+    async def ListImages(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
+        """See the proto."""
+        return node_service_pb2.ListImagesResponse()
+
+    async def RemoveImage(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
+        """See the proto."""
+        raise UnimplementedError("images cannot be removed yet")
+
+    async def GetNode(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
+        """See the proto."""
+        abilities = self._node.abilities()
+        return node_service_pb2.GetNodeResponse(
+            user_ids=abilities.user_ids,
+            limits=abilities.limits,
+            gaps=abilities.gaps,
+            running_sandboxes=self._node.running,
+        )
+
+
+def _events(batch: list[Record] | None) -> list[Any]:
+    if batch is None:
+        return [node_service_pb2.WatchSandboxesResponse(synced=node_service_pb2.Synced())]
+    if not batch:
+        return [node_service_pb2.WatchSandboxesResponse(bookmark=node_service_pb2.Bookmark())]
+    return [node_service_pb2.WatchSandboxesResponse(sandbox=_to_proto(record)) for record in batch]
+
+
+def _check_uid(uid: str) -> None:
+    fields = Fields()
+    fields.text("uid", uid, maximum=64, required=True)
+    fields.done()
+
+
+def _check_create(request: Any) -> None:
+    fields = Fields()
+    fields.text("tenant", request.tenant, maximum=64, required=True)
+    fields.sandbox_id("sandbox_id", request.sandbox_id)
+    fields.text("request_id", request.request_id, maximum=64, required=True)
+    spec = request.spec
+    fields.text("spec.image", spec.image, maximum=512)
+    fields.env("spec.env", spec.env)
+    fields.text("spec.working_directory", spec.working_directory, maximum=4096)
+    fields.check(
+        not spec.working_directory or spec.working_directory.startswith("/"),
+        "spec.working_directory",
+        "must be absolute",
+    )
+    fields.text("spec.user", spec.user, maximum=256)
+    fields.check(
+        spec.network.mode in _MODES,
+        "spec.network.mode",
+        "the process runtime knows NONE and HOST only; use one of them, or a cluster for the others",
+    )
+    resources = spec.resources
+    fields.check(resources.gpu == 0, "spec.resources.gpu", "the process runtime gives no GPUs; use a cluster")
+    fields.check(
+        resources.disk_bytes == 0,
+        "spec.resources.disk_bytes",
+        "the process runtime cannot limit disk; leave it out, or use a cluster",
+    )
+    fields.between("spec.resources.cpu", resources.cpu, 0.1, 256)
+    fields.between("spec.resources.memory_bytes", resources.memory_bytes, 16 << 20, 4 << 40)
+    fields.between("spec.resources.shm_bytes", resources.shm_bytes, 64 << 10, 1 << 40)
+    fields.between("spec.resources.pids", resources.pids, 16, 4_194_304)
+    fields.done()
+
+
+def _creation(request: Any) -> Creation:
+    spec = request.spec
+    resources = spec.resources
+    wanted = Request(
+        uid="",
+        sandbox_id=request.sandbox_id,
+        image=spec.image,
+        env=dict(spec.env),
+        working_directory=spec.working_directory,
+        user=spec.user,
+        start_argv=tuple(spec.start_argv),
+        expects_secret_env=request.expects_secret_env,
+        host_network=spec.network.mode == _HOST,
+        resources=Resources(
+            cpu=resources.cpu,
+            memory_bytes=resources.memory_bytes,
+            disk_bytes=resources.disk_bytes,
+            shm_bytes=resources.shm_bytes,
+            pids=resources.pids,
+            gpu=resources.gpu,
+        ),
+    )
+    return Creation(
+        tenant=request.tenant,
+        request_id=request.request_id,
+        spec_hash=request.spec_hash,
+        spec=spec.SerializeToString(),
+        request=wanted,
+        expire_time=_seconds(request.expire_time),
+    )
+
+
+def _seconds(timestamp: Any) -> float:
+    return float(timestamp.seconds + timestamp.nanos / 1e9)
+
+
+def _to_proto(record: Record) -> Any:
+    sandbox = node_pb2.NodeSandbox(
+        uid=record.uid,
+        tenant=record.tenant,
+        sandbox_id=record.request.sandbox_id,
+        request_id=record.request_id,
+        spec_hash=record.spec_hash,
+        spec=sandbox_pb2.SandboxSpec.FromString(record.spec),
+        phase=node_pb2.NodeSandboxPhase.Value(f"NODE_SANDBOX_PHASE_{record.phase.value}"),
+        reason=sandbox_pb2.SandboxReason.Value(
+            f"SANDBOX_REASON_{'UNSPECIFIED' if record.reason is None else record.reason.value}"
+        ),
+        message=record.message,
+        endpoint=record.endpoint,
+        revision=record.revision,
+        expects_secret_env=record.request.expects_secret_env,
+    )
+    sandbox.create_time.FromNanoseconds(int(record.create_time * 1e9))
+    if record.expire_time:
+        sandbox.expire_time.FromNanoseconds(int(record.expire_time * 1e9))
+    return sandbox

@@ -1,0 +1,20 @@
+"""Settings of the node daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from services.common.settings import InternalServiceSettings
+
+
+class NodeSettings(InternalServiceSettings):
+    """Read from environment variables that begin with ORCHARD_."""
+
+    data_directory: Path = Field(description="Where sandboxes and images are kept, below node/.")
+    run_directory: Path = Field(description="Folder of mode 0700 for sockets; its path must be short.")
+    concurrent_starts: int = Field(default=8, ge=1, le=256, description="Sandboxes that are started at the same time.")
+    agent_module: str = Field(
+        default="services.exec_agent.app", description="Module of the agent: preload, run and AgentConfig."
+    )

@@ -1,0 +1,71 @@
+"""Arguments of bwrap: what a sandbox's root looks like."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from services.local.runtime.rootfs import HOST_NAME
+
+DEFAULT_SHM_BYTES: Final = 64 << 20
+# What the kernel tells of the whole machine: keys of others, addresses and memory of the kernel.
+_HIDDEN_FILES: Final = (
+    *("keys", "key-users", "slabinfo", "timer_list", "sched_debug", "vmallocinfo", "kcore", "kallsyms", "kmsg"),
+    *("kpagecount", "kpageflags", "kpagecgroup", "latency_stats", "pagetypeinfo", "sysrq-trigger"),
+)
+_HIDDEN_FOLDERS: Final = ("acpi", "scsi", "asound")
+_READ_ONLY_FOLDERS: Final = ("sys", "irq", "bus", "fs", "driver", "tty", "mtrr")
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """A mount of stacked folders, the lowest first, with an upper layer of the sandbox's own."""
+
+    target: str
+    lowers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """What to mount.
+
+    Attributes:
+        overlays: in order, "/" first.
+        resolver: a resolv.conf of the machine to show, for a sandbox on the machine's network.
+        shm_bytes: size of /dev/shm.
+        host_network: stay in the machine's network.
+    """
+
+    overlays: tuple[Overlay, ...]
+    shm_bytes: int = 0
+    host_network: bool = False
+    resolver: str | None = None
+
+
+def arguments(root: Root, sandbox: str) -> tuple[str, ...]:
+    """All but descriptors and the command. `sandbox` is the folder with the upper layers u/N and work folders w/N."""
+    flags = ["--unshare-user", "--uid", "0", "--gid", "0", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
+    flags += ["--unshare-cgroup", "--new-session", "--hostname", HOST_NAME]
+    if not root.host_network:
+        flags.append("--unshare-net")
+    for index, overlay in enumerate(root.overlays):
+        for lower in overlay.lowers:
+            flags += ["--overlay-src", lower]
+        flags += ["--overlay", f"{sandbox}/u/{index}", f"{sandbox}/w/{index}", overlay.target]
+    flags += ["--proc", "/proc", "--dev", "/dev"]
+    for name in _present(_READ_ONLY_FOLDERS):
+        flags += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
+    for name in _present(_HIDDEN_FILES):
+        flags += ["--ro-bind", "/dev/null", f"/proc/{name}"]
+    for name in _present(_HIDDEN_FOLDERS):
+        flags += ["--perms", "0555", "--size", "4096", "--tmpfs", f"/proc/{name}"]
+    flags += ["--perms", "1777", "--size", str(root.shm_bytes or DEFAULT_SHM_BYTES), "--tmpfs", "/dev/shm"]  # noqa: S108
+    if root.resolver is not None:
+        flags += ["--ro-bind", root.resolver, "/etc/resolv.conf"]
+    return (*flags, "--clearenv", "--chdir", "/")
+
+
+def _present(names: Iterable[str]) -> list[str]:
+    return [name for name in names if os.path.exists(f"/proc/{name}")]  # noqa: PTH110

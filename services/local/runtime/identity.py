@@ -1,0 +1,71 @@
+"""Which process is meant: a pid and its start time, so that a pid given to another process is never taken for it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A process of this machine.
+
+    Attributes:
+        pid: its id.
+        start: its start time in clock ticks since boot (proc(5), stat, field 22).
+    """
+
+    pid: int
+    start: int
+
+    @classmethod
+    def of(cls, pid: int, proc: int | None = None) -> Identity:
+        """The process that has this pid now. `proc`: a descriptor of the proc file system to look in.
+
+        Raises:
+            ProcessLookupError: there is none.
+        """
+        try:
+            if proc is None:
+                stat = Path(f"/proc/{pid}/stat").read_text()
+            else:
+                with os.fdopen(os.open(f"{pid}/stat", os.O_RDONLY, dir_fd=proc), encoding="utf-8") as file:
+                    stat = file.read()
+        except (FileNotFoundError, ProcessLookupError):
+            raise ProcessLookupError(errno.ESRCH, f"no process {pid}") from None
+        # The name, in parentheses, may hold spaces and parentheses itself; the state (field 3) follows the last one.
+        return cls(pid, int(stat.rpartition(")")[2].split()[19]))
+
+    def open(self) -> int:
+        """A pidfd of exactly this process.
+
+        Raises:
+            ProcessLookupError: it is gone.
+        """
+        descriptor = os.pidfd_open(self.pid)
+        try:
+            if Identity.of(self.pid) == self:
+                return descriptor
+        except ProcessLookupError:
+            pass
+        os.close(descriptor)
+        raise ProcessLookupError(errno.ESRCH, f"process {self.pid} is gone")
+
+
+def has_ended(pidfd: int) -> bool:
+    """Whether the process of a pidfd has ended (it may still be a zombie)."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def kill(pidfd: int) -> None:
+    """SIGKILL, if it is still there."""
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        return

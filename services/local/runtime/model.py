@@ -1,0 +1,98 @@
+"""What a runtime is asked for and what it tells."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class Reason(enum.Enum):
+    """Why a sandbox failed; names of orchard.sandbox.v1.SandboxReason."""
+
+    AGENT_START = "AGENT_START"
+    OOM = "OOM"
+    HOST_RESTART = "HOST_RESTART"
+    DELETED_EXTERNALLY = "DELETED_EXTERNALLY"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An imported image.
+
+    Attributes:
+        name: its name.
+        digest: SHA-256 of what it was imported from, hexadecimal.
+        size: of its files, in bytes.
+        import_time: seconds since the epoch.
+        env: ENV of its configuration.
+        working_directory: WORKDIR of its configuration.
+        user: USER of its configuration.
+    """
+
+    name: str
+    digest: str
+    size: int
+    import_time: float
+    env: Mapping[str, str]
+    working_directory: str
+    user: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Limits; zero is the default: not limited, apart from pids (4,096) and shm (64 MiB)."""
+
+    cpu: float = 0.0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    shm_bytes: int = 0
+    pids: int = 0
+    gpu: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sandbox to make.
+
+    Attributes:
+        uid: its incarnation, 1 to 32 of a-z and 0-9.
+        sandbox_id: its id.
+        image: digest of an imported image, or empty for the host's root.
+        env: environment of commands, over the image's.
+        working_directory: where commands start; empty: the image's, else the home of root.
+        user: who they run as; empty: the image's, else root.
+        start_argv: command to run at the start.
+        expects_secret_env: its agent waits for a secret environment.
+        host_network: it shares the machine's network.
+        resources: its limits.
+    """
+
+    uid: str
+    sandbox_id: str
+    image: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    working_directory: str = ""
+    user: str = ""
+    start_argv: tuple[str, ...] = ()
+    expects_secret_env: bool = False
+    host_network: bool = False
+    resources: Resources = field(default_factory=Resources)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A sandbox ended though nobody deleted it."""
+
+    uid: str
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What this machine can do; see GetNodeResponse."""
+
+    user_ids: str
+    limits: str
+    gaps: tuple[str, ...]

@@ -1,0 +1,356 @@
+"""The process runtime as the node daemon uses it: makes sandboxes, watches over their processes, removes them."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import shutil
+import socket
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from services.common.logs import get_logger
+from services.local.runtime import cgroups
+from services.local.runtime.bwrap import Overlay, Root, arguments
+from services.local.runtime.identity import Identity, has_ended, kill
+from services.local.runtime.model import Abilities, Ended, Image, Reason, Request
+from services.local.runtime.plan import Limits, Plan
+from services.local.runtime.removal import remove_tree
+from services.local.runtime.setup import Machine
+from services.local.runtime.starter import PROCESSES_FILE, SOCKET_NAME, StartError
+from services.local.runtime.userids import USER_GAP
+from services.local.runtime.zygote_client import Answer, Zygote, ZygoteError
+
+_log = get_logger(__name__)
+
+DEFAULT_PIDS: Final = 4096
+_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_HOME: Final = "/root"
+_LISTEN_SECONDS: Final = 2.0
+_LISTEN_POLL_SECONDS: Final = 0.001
+_KILL_SECONDS: Final = 10.0
+_MOST_RESTARTS: Final = 5
+_RESTART_WINDOW_SECONDS: Final = 60.0
+
+
+class RemovalError(Exception):
+    """A sandbox does not go away; the message says what holds it."""
+
+
+@dataclass(slots=True)
+class _Live:
+    """A sandbox whose init runs."""
+
+    plan: Plan
+    init: Identity
+    init_fd: int
+    agent_fd: int | None = None
+    restarts: int = 0
+    recent: deque[float] = field(default_factory=deque)
+    deleting: bool = False
+    joining: asyncio.Task[None] | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    agent_ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class ProcessRuntime:
+    """See services.local.node.service.Runtime."""
+
+    def __init__(self, machine: Machine, zygote: Zygote, *, public_keys_pem: Callable[[], str]) -> None:
+        self._machine = machine
+        self._zygote = zygote
+        self._public_keys_pem = public_keys_pem
+        self._live: dict[str, _Live] = {}
+        self._ends: asyncio.Queue[Ended] = asyncio.Queue()
+        # Removing files and groups blocks; two threads keep the cores busy and a flood of deletes bounded.
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="removal")
+
+    def abilities(self) -> Abilities:
+        """What this machine can do."""
+        return Abilities(self._machine.ids.level, self._machine.cgroups.version or "rlimits", self._machine.gaps)
+
+    def endpoint(self, uid: str) -> str:
+        """Address (gRPC) of a sandbox's agent."""
+        return f"unix:{self._machine.socket_folder(uid)}/{SOCKET_NAME}"
+
+    async def create(self, request: Request, image: Image | None) -> dict[str, float]:
+        """Make a sandbox; returns when its agent listens, with the milliseconds that each step took.
+
+        Raises:
+            StartError: it could not be made; nothing of it runs.
+        """
+        self._make_folders(request.uid)
+        plan = self._plan(request, image)
+        try:
+            answer = await self._zygote.ask(plan)
+        except ZygoteError as error:
+            raise StartError(str(error)) from None
+        live = self._watch_over(request.uid, plan, answer)
+        started = time.perf_counter()
+        await self._listens(live, request.uid)
+        return {**answer.milliseconds, "listen": round((time.perf_counter() - started) * 1e3, 2)}
+
+    async def adopt(self, request: Request, image: Image | None) -> Ended | None:
+        """Take a sandbox over from a daemon before this one; says how it ended if it has.
+
+        One that was half made is ended and removed.
+        """
+        folder = self._machine.sandbox_folder(request.uid)
+        try:
+            record = json.loads(await asyncio.to_thread(_read_record, folder))
+            init = Identity(**record["init"])
+            init_fd = init.open()
+        except (OSError, ValueError):
+            return Ended(request.uid, Reason.HOST_RESTART, "the platform was stopped or restarted under it")
+        plan = self._plan(request, image)
+        agent = None if record["agent"] is None else Identity(**record["agent"])
+        agent_fd = None
+        if agent is not None:
+            try:
+                agent_fd = agent.open()
+            except ProcessLookupError:
+                agent = None
+        self._watch_over(request.uid, plan, Answer(init, init_fd, agent, agent_fd, {}))
+        return None
+
+    async def watch(self) -> AsyncIterator[Ended]:
+        """Sandboxes that end though nobody deleted them, as they do."""
+        while True:
+            yield await self._ends.get()
+
+    async def delete(self, uid: str) -> None:
+        """End a sandbox and remove everything of it.
+
+        Raises:
+            RemovalError: it does not go away.
+        """
+        live = self._live.get(uid)
+        if live is not None:
+            live.deleting = True
+            kill(live.init_fd)
+            await self._gone(uid, live)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._threads, self._remove_files, uid)
+
+    async def close(self) -> None:
+        """Stop watching over sandboxes; they live on."""
+        for live in list(self._live.values()):
+            self._forget(live)
+        self._live.clear()
+        self._threads.shutdown(wait=False)
+
+    # What a sandbox is made of
+
+    def _make_folders(self, uid: str) -> None:
+        ids = self._machine.ids
+        folder = self._machine.sandbox_folder(uid)
+        folder.mkdir(mode=0o711)
+        for path in (folder / "state", self._machine.socket_folder(uid)):
+            path.mkdir(mode=0o700)
+            if ids.privileged:
+                os.chown(path, ids.owner, ids.owner)
+
+    def _plan(self, request: Request, image: Image | None) -> Plan:
+        machine = self._machine
+        resources = request.resources
+        root = Root(
+            overlays=self._overlays(image),
+            shm_bytes=resources.shm_bytes,
+            host_network=request.host_network,
+        )
+        agent = self._agent_fields(request, image)
+        return Plan(
+            folder=str(machine.sandbox_folder(request.uid)),
+            socket_folder=str(machine.socket_folder(request.uid)),
+            ids=machine.ids,
+            bwrap=arguments(root, machine.inside(machine.sandbox_folder(request.uid))),
+            layers=len(root.overlays),
+            host_network=request.host_network,
+            limits=Limits(resources.cpu, resources.memory_bytes, resources.pids or DEFAULT_PIDS),
+            cgroup=machine.cgroups.paths(request.uid),
+            agent=agent,
+        )
+
+    def _overlays(self, image: Image | None) -> tuple[Overlay, ...]:
+        machine = self._machine
+        if image is not None:
+            root = machine.image_folder(image.digest)
+            return (Overlay("/", (machine.inside(root / "base"), machine.inside(root / "root"))),)
+        return machine.host_overlays()
+
+    def _agent_fields(self, request: Request, image: Image | None) -> dict[str, Any]:
+        env = {"PATH": _PATH, "HOME": _HOME, "LANG": "C.UTF-8"}
+        if image is not None:
+            env.update(image.env)
+        env.update(request.env)
+        switchable = self._machine.ids.switchable
+        return {
+            "uid": request.uid,
+            "sandbox_id": request.sandbox_id,
+            "public_keys_pem": self._public_keys_pem(),
+            "env": env,
+            "working_directory": request.working_directory or (image.working_directory if image else "") or _HOME,
+            "user": request.user or (image.user if image else ""),
+            "start_argv": list(request.start_argv),
+            "expects_secret_env": request.expects_secret_env,
+            "can_switch_user": switchable,
+            "user_gap": "" if switchable else USER_GAP,
+            "gaps": list(self._machine.gaps),
+            "restarts": 0,
+        }
+
+    # Its processes
+
+    def _watch_over(self, uid: str, plan: Plan, answer: Answer) -> _Live:
+        live = _Live(plan=plan, init=answer.init, init_fd=answer.init_fd)
+        self._live[uid] = live
+        loop = asyncio.get_running_loop()
+        loop.add_reader(live.init_fd, self._init_ended, uid, live)
+        if answer.agent_fd is None:
+            self._agent_ended(uid, live)
+        else:
+            self._watch_agent(uid, live, answer.agent_fd)
+        return live
+
+    def _watch_agent(self, uid: str, live: _Live, descriptor: int) -> None:
+        live.agent_fd = descriptor
+        live.agent_ended.clear()
+        asyncio.get_running_loop().add_reader(descriptor, self._agent_ended, uid, live)
+
+    def _agent_ended(self, uid: str, live: _Live) -> None:
+        """The agent is gone; unless its sandbox is too, join a fresh one."""
+        if live.agent_fd is not None:
+            _stop_watching(live.agent_fd)
+            live.agent_fd = None
+        live.agent_ended.set()
+        if live.deleting or has_ended(live.init_fd):
+            return
+        live.joining = asyncio.get_running_loop().create_task(self._join_again(uid, live), name=f"agent of {uid}")
+
+    async def _join_again(self, uid: str, live: _Live) -> None:
+        now = time.monotonic()
+        live.recent.append(now)
+        while live.recent and live.recent[0] < now - _RESTART_WINDOW_SECONDS:
+            live.recent.popleft()
+        if len(live.recent) > _MOST_RESTARTS:
+            await self._fail(
+                uid, live, f"its agent ended {len(live.recent)} times within a minute{self._last_words(uid)}"
+            )
+            return
+        live.restarts += 1
+        _log.warning("agent ended; joining a fresh one", uid=uid, restarts=live.restarts)
+        fields = {**(live.plan.agent or {}), "restarts": live.restarts}
+        plan = Plan(
+            folder=live.plan.folder,
+            socket_folder=live.plan.socket_folder,
+            ids=live.plan.ids,
+            host_network=live.plan.host_network,
+            limits=live.plan.limits,
+            cgroup=live.plan.cgroup,
+            agent=fields,
+            init=live.init,
+        )
+        try:
+            answer = await self._zygote.ask(plan)
+        except (StartError, ZygoteError) as error:
+            if not live.deleting and not has_ended(live.init_fd):
+                await self._fail(uid, live, f"no fresh agent could be started: {error}")
+            return
+        os.close(answer.init_fd)
+        assert answer.agent_fd is not None  # noqa: S101 (the plan has an agent)
+        self._watch_agent(uid, live, answer.agent_fd)
+
+    async def _fail(self, uid: str, live: _Live, message: str) -> None:
+        live.deleting = True
+        kill(live.init_fd)
+        await self._ends.put(Ended(uid, Reason.AGENT_START, message))
+
+    def _init_ended(self, uid: str, live: _Live) -> None:
+        asyncio.get_running_loop().remove_reader(live.init_fd)
+        live.ended.set()
+        if not live.deleting:
+            self._ends.put_nowait(Ended(uid, Reason.DELETED_EXTERNALLY, "its first process was ended from outside"))
+
+    async def _gone(self, uid: str, live: _Live) -> None:
+        """Wait until all of its processes are."""
+        try:
+            async with asyncio.timeout(_KILL_SECONDS):
+                await live.ended.wait()
+                if live.joining is not None:
+                    await asyncio.wait([live.joining])
+                if live.agent_fd is not None:
+                    await live.agent_ended.wait()
+        except TimeoutError:
+            raise RemovalError(
+                f"process {live.init.pid} of sandbox {uid} was killed and does not end: the kernel "
+                "holds it, most often in I/O to a file system that does not answer"
+            ) from None
+        self._forget(live)
+        self._live.pop(uid, None)
+
+    def _forget(self, live: _Live) -> None:
+        _stop_watching(live.init_fd)
+        if live.agent_fd is not None:
+            _stop_watching(live.agent_fd)
+            live.agent_fd = None
+
+    async def _listens(self, live: _Live, uid: str) -> None:
+        """Wait until the agent accepts connections. One that takes longer is the watcher's to judge."""
+        path = f"{self._machine.socket_folder(uid)}/{SOCKET_NAME}"
+        deadline = time.monotonic() + _LISTEN_SECONDS
+        while time.monotonic() < deadline and not live.ended.is_set():
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.setblocking(False)
+                try:
+                    probe.connect(path)
+                except OSError:
+                    pass
+                else:
+                    return
+            await asyncio.sleep(_LISTEN_POLL_SECONDS)
+
+    def _last_words(self, uid: str) -> str:
+        try:
+            lines = (self._machine.sandbox_folder(uid) / "agent.log").read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return f"; its last words: {lines[-1][:300]}" if lines else ""
+
+    # Its files
+
+    def _remove_files(self, uid: str) -> None:
+        folder = self._machine.sandbox_folder(uid)
+        _end_recorded(folder)
+        cgroups.remove_group(self._machine.cgroups.paths(uid))
+        shutil.rmtree(self._machine.socket_folder(uid), ignore_errors=True)
+        remove_tree(folder)
+
+
+def _stop_watching(descriptor: int) -> None:
+    asyncio.get_running_loop().remove_reader(descriptor)
+    os.close(descriptor)
+
+
+def _read_record(folder: Path) -> str:
+    """The record, once no starter is at work on it any more."""
+    with (folder / "lock").open("r+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return (folder / PROCESSES_FILE).read_text(encoding="utf-8")
+
+
+def _end_recorded(folder: Path) -> None:
+    """Kill the init of a half-made sandbox that nobody watches over."""
+    try:
+        init = Identity(**json.loads(_read_record(folder))["init"])
+        descriptor = init.open()
+    except (OSError, ValueError):
+        return
+    kill(descriptor)
+    os.close(descriptor)

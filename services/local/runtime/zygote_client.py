@@ -1,0 +1,179 @@
+"""The node daemon's side of the zygote: starts it, starts it again when it dies, and asks it for sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from typing import Any, Final
+
+from services.common.logs import get_logger
+from services.local.runtime.identity import Identity
+from services.local.runtime.plan import Plan
+from services.local.runtime.starter import DEADLINE_SECONDS, StartError
+from services.local.runtime.zygote import READY, Configuration
+
+_log = get_logger(__name__)
+_READY_SECONDS: Final = 30.0
+_ANSWER_SECONDS: Final = DEADLINE_SECONDS + 5.0
+_ANSWER_BYTES: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Processes of a sandbox. The pidfds are the receiver's to close."""
+
+    init: Identity
+    init_fd: int
+    agent: Identity | None
+    agent_fd: int | None
+    milliseconds: dict[str, float]
+
+
+class ZygoteError(Exception):
+    """The zygote does not start; the message says why."""
+
+
+class Zygote:
+    """One zygote at a time."""
+
+    def __init__(self, configuration: Configuration, lifeline: int) -> None:
+        self._configuration = configuration
+        self._lifeline = lifeline
+        self._control: socket.socket | None = None
+        self._pid = 0
+        self._starting = asyncio.Lock()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._pid
+
+    async def start(self) -> None:
+        """Start it and wait until it is ready.
+
+        Raises:
+            ZygoteError: it ended instead.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        arguments = [
+            *(sys.executable, "-X", "frozen_modules=on", "-m", "services.local.runtime.zygote"),
+            *(str(theirs.fileno()), str(self._lifeline), self._configuration.to_json()),
+        ]
+        inherited = (theirs.fileno(), self._lifeline)
+        for descriptor in inherited:
+            os.set_inheritable(descriptor, True)
+        try:
+            self._pid = os.posix_spawn(sys.executable, arguments, _environment())  # noqa: ASYNC221 (it does not block)
+        finally:
+            os.set_inheritable(self._lifeline, False)
+            theirs.close()
+        ours.setblocking(False)
+        try:
+            async with asyncio.timeout(_READY_SECONDS):
+                word = await asyncio.get_running_loop().sock_recv(ours, 64)
+        except (TimeoutError, ConnectionError):
+            word = b""
+        if word != READY:
+            ours.close()
+            raise ZygoteError("the process that sandboxes are forked from did not start; its error is in the log above")
+        self._control = ours
+
+    async def ask(self, plan: Plan) -> Answer:
+        """Have a sandbox made, or an agent.
+
+        Raises:
+            StartError: it could not be; nothing is left running.
+            ZygoteError: the zygote does not start.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            ours.setblocking(False)
+            with theirs:
+                await self._send(plan, theirs)
+            try:
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    data, descriptors = await _receive(ours)
+            except TimeoutError:
+                data, descriptors = b"", []
+        if not data:
+            raise StartError("the starter died before it answered")
+        values = json.loads(data)
+        if "error" in values:
+            raise StartError(values["error"])
+        return _answer(values, descriptors)
+
+    async def _send(self, plan: Plan, answer: socket.socket) -> None:
+        request = os.memfd_create("plan")
+        try:
+            os.write(request, plan.to_json())
+            os.lseek(request, 0, os.SEEK_SET)
+            for attempt in (1, 2):
+                control = await self._live()
+                try:
+                    socket.send_fds(control, [b"make"], [request, answer.fileno()])
+                except ConnectionError:
+                    if attempt == 2:
+                        raise ZygoteError("the process that sandboxes are forked from keeps dying") from None
+                    self._drop(control)
+                except BlockingIOError:
+                    raise StartError("too many sandboxes are being started; try again") from None
+                else:
+                    return
+        finally:
+            os.close(request)
+
+    async def _live(self) -> socket.socket:
+        async with self._starting:
+            if self._control is None:
+                await self.start()
+            assert self._control is not None  # noqa: S101 (start sets it or raises)
+            return self._control
+
+    def _drop(self, control: socket.socket) -> None:
+        if self._control is control:
+            control.close()
+            self._control = None
+            _log.warning("the zygote died; starting another", pid=self._pid)
+
+    def close(self) -> None:
+        """Let it end. Sandboxes live on."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+
+def _environment() -> dict[str, str]:
+    kept = ("PATH", "LANG", "PYTHONPATH", "VIRTUAL_ENV")
+    return {key: os.environ[key] for key in kept if key in os.environ} | {"PYTHONSAFEPATH": "1"}
+
+
+async def _receive(ours: socket.socket) -> tuple[bytes, list[int]]:
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(ours.fileno(), readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(ours.fileno())
+    try:
+        data, descriptors, _, _ = socket.recv_fds(ours, _ANSWER_BYTES, 2)
+    except ConnectionError:
+        return b"", []
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    return data, list(descriptors)
+
+
+def _answer(values: dict[str, Any], descriptors: list[int]) -> Answer:
+    agent = values["agent"]
+    return Answer(
+        init=Identity(**values["init"]),
+        init_fd=descriptors[0],
+        agent=None if agent is None else Identity(**agent),
+        agent_fd=None if agent is None else descriptors[1],
+        milliseconds=values["milliseconds"],
+    )

@@ -106,7 +106,7 @@ class Layout:
         )
         if service == "node":
             return public | {
-                "ORCHARD_DATA_DIRECTORY": str(self.data / "node"),
+                "ORCHARD_DATA_DIRECTORY": str(self.data),
                 "ORCHARD_RUN_DIRECTORY": str(self.run / "node"),
             }
         if service == "watcher":
@@ -136,8 +136,7 @@ class Layout:
 
     def make_folders(self) -> None:
         """Make the folders that services expect."""
-        for path in (self.data / "node", self.run / "node"):
-            path.mkdir(mode=0o700, exist_ok=True)
+        (self.run / "node").mkdir(mode=0o700, exist_ok=True)
 
     def service_unit(self, service: str) -> UnitSpec:
         """A service of ours."""

@@ -1,0 +1,50 @@
+import socket
+
+import pytest
+
+from services.local.supervisor.errors import PlatformError
+from services.local.supervisor.listen import choose_listen
+
+
+@pytest.mark.parametrize(
+    "text", ["", "7411", "localhost", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:-1", "127.0.0.1:65536", "127.0.0.1:٣"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(PlatformError, match="--listen"):
+        choose_listen(text)
+
+
+def test_an_unknown_host_is_named() -> None:
+    with pytest.raises(PlatformError, match=r"no host 'no-such-host\.invalid'"):
+        choose_listen("no-such-host.invalid:1")
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(PlatformError, match=r"cannot listen on 203\.0\.113\.1"):
+        choose_listen("203.0.113.1:7411")
+
+
+def test_port_zero_becomes_a_port_that_is_free() -> None:
+    chosen = choose_listen("127.0.0.1:0")
+    port = int(chosen.address.rpartition(":")[2])
+    assert port > 1023
+    assert chosen.endpoint == chosen.address == f"127.0.0.1:{port}"
+    assert not chosen.beyond_this_machine
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", port))
+
+
+def test_a_port_in_use_names_the_flag() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(1)
+        port = server.getsockname()[1]
+        with pytest.raises(PlatformError, match=rf"port {port} on 127\.0\.0\.1 is in use.*--port.*--listen"):
+            choose_listen(f"127.0.0.1:{port}")
+
+
+def test_clients_of_a_wildcard_use_the_loopback() -> None:
+    chosen = choose_listen("0.0.0.0:0")
+    assert chosen.address.startswith("0.0.0.0:")
+    assert chosen.endpoint.startswith("127.0.0.1:")
+    assert chosen.beyond_this_machine

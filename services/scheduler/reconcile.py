@@ -49,6 +49,7 @@ class Reconciler:
         self._health = health
         self._grace_ms = int(grace_seconds * 1000)
         self._me = secrets.token_hex(8)
+        self._absent_since: dict[str, int] = {}
         self._seen: Hub[str, Observed] = Hub()
         self._backlog = self._seen.subscribe()
         self.queue_lengths: dict[str, int] = {}
@@ -132,35 +133,37 @@ class Reconciler:
             if seen.state is State.FAILED:
                 await self._write(seen)
         names = await self._store.living()
+        absent: dict[str, int] = {}
         for start in range(0, len(names), _AT_ONCE):
             for record in await self._store.get_many(names[start : start + _AT_ONCE]):
-                if record is not None and now_ms() - record.create_ms > self._grace_ms:
-                    await self._mend(record, cache)
+                if record is not None:
+                    await self._mend(record, cache, absent)
+        self._absent_since = absent
         while await self._store.sweep(_AT_ONCE) == _AT_ONCE:
             pass
 
-    async def _mend(self, record: Record, cache: WatchCache) -> None:
-        """End a record whose sandbox is gone, and repeat a delete that got stuck."""
+    async def _mend(self, record: Record, cache: WatchCache, absent: dict[str, int]) -> None:
+        """End a record whose sandbox is gone, and repeat a delete that got stuck.
+
+        A sandbox counts as gone when this reconciler has missed it for the whole grace: a watcher that is behind, or a
+        runtime that is busy, must not look like one that lost it.
+        """
+        if record.state is State.QUEUED:
+            return
         seen = cache.get(record.tenant, record.sandbox_id)
-        present = seen is not None and seen.request_id == record.request_id and seen.state is not State.DELETED
-        if record.state is State.DELETING:
-            if present and seen is not None:
+        if seen is not None and seen.request_id == record.request_id and seen.state is not State.DELETED:
+            if record.state is State.DELETING:
                 self._dispatcher.delete_soon(record if record.uid else await self._adopted(record, seen))
-            elif record.uid:
-                self._dispatcher.delete_soon(record)
-            else:
-                await self._finish(record, State.DELETED, record.reason, "")
-        elif record.state is State.READY and not present:
-            # The record may be newer than the cache: look once more before saying that it is gone.
-            again = await self._store.get((record.tenant, record.sandbox_id))
-            if again is not None and again.state is State.READY and again.uid == record.uid:
-                await self._finish(
-                    record, State.FAILED, Reason.DELETED_EXTERNALLY, "it was removed without the platform being asked"
-                )
-        elif record.state is State.STARTING and record.uid and not present:
-            await self._finish(
-                record, State.FAILED, Reason.DELETED_EXTERNALLY, "it was removed while it was being made"
-            )
+            return
+        since = self._absent_since.get(record.request_id, now_ms())
+        absent[record.request_id] = since
+        if now_ms() - since < self._grace_ms:
+            return
+        if record.state is State.DELETING:
+            await self._finish(record, State.DELETED, record.reason, "")
+        elif record.uid:
+            message = "it was removed without the platform being asked"
+            await self._finish(record, State.FAILED, Reason.DELETED_EXTERNALLY, message)
 
     async def _adopted(self, record: Record, seen: Observed) -> Record:
         await self._store.started((record.tenant, record.sandbox_id), record.request_id, seen.uid)

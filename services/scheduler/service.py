@@ -98,7 +98,8 @@ class Scheduler:
         await self._runtime.check(tenant, wanted.sandbox_id, spec)
         # A store that was emptied has forgotten this sandbox; the runtime has not.
         await self._recall((tenant, wanted.sandbox_id))
-        outcome, found_id = await self._store.create(wanted, self._terms_of(spec), queue_limit=self._queue_limit)
+        terms = self._terms_of(spec)
+        outcome, found_id, created_ms = await self._store.create(wanted, terms, queue_limit=self._queue_limit)
         if outcome == "request_conflict":
             raise AlreadyExistsError(
                 f"request id {request_id!r} was used for sandbox {found_id!r} with another spec; use a new request id",
@@ -120,8 +121,7 @@ class Scheduler:
             )
         if outcome == "created":
             self._wake_dispatcher()
-            now = now_ms()
-            return replace(wanted, sandbox_id=found_id, create_ms=now, expire_ms=now + self._terms_of(spec).ttl_ms)
+            return replace(wanted, sandbox_id=found_id, create_ms=created_ms, expire_ms=created_ms + terms.ttl_ms)
         return await self.get(tenant, found_id)
 
     async def get(self, tenant: str, sandbox_id: str) -> Record:

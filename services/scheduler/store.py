@@ -65,9 +65,9 @@ class LeaseStore:
         async with _translated():
             return await self._scripts[script](args=list(arguments))
 
-    async def create(self, record: Record, terms: Terms, *, queue_limit: int) -> tuple[str, str]:
-        """Queue a create; returns the outcome (lua/create.lua) and the sandbox id."""
-        outcome, sandbox_id = await self._run(
+    async def create(self, record: Record, terms: Terms, *, queue_limit: int) -> tuple[str, str, int]:
+        """Queue a create; returns the outcome (lua/create.lua), the sandbox id and the store's time."""
+        outcome, sandbox_id, now = await self._run(
             "create",
             record.tenant,
             record.sandbox_id,
@@ -81,7 +81,7 @@ class LeaseStore:
             record.spec,
             int(record.expects_secret_env),
         )
-        return outcome.decode(), sandbox_id.decode()
+        return outcome.decode(), sandbox_id.decode(), int(now)
 
     async def take(self, claim_ms: int) -> Name | None:
         """Claim the next create to start; None when there is none."""

@@ -1,17 +1,17 @@
 -- ARGV: tenant, id, request_id, spec_hash, queue_limit, priority, ttl_ms, idle_timeout_ms, heartbeat_timeout_ms, spec, expects_secret_env
--- Returns {outcome, id}: created, repeat, request_conflict, taken, queue_full.
+-- Returns {outcome, id, now}: created, repeat, request_conflict, taken, queue_full.
 local tenant, id, request_id, spec_hash = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local now = now_ms()
 local earlier = redis.call('HMGET', request_key(tenant, request_id), 'id', 'spec_hash')
 if earlier[1] then
-  if earlier[2] ~= spec_hash then return {'request_conflict', earlier[1]} end
-  if redis.call('EXISTS', record_key(tenant, earlier[1])) == 1 then return {'repeat', earlier[1]} end
+  if earlier[2] ~= spec_hash then return {'request_conflict', earlier[1], text(now)} end
+  if redis.call('EXISTS', record_key(tenant, earlier[1])) == 1 then return {'repeat', earlier[1], text(now)} end
   id = earlier[1]
 end
 local key = record_key(tenant, id)
 local state = redis.call('HGET', key, 'state')
-if state and not is_terminal(state) then return {'taken', id} end
-if redis.call('ZCARD', queue_key(tenant)) >= tonumber(ARGV[5]) then return {'queue_full', id} end
+if state and not is_terminal(state) then return {'taken', id, text(now)} end
+if redis.call('ZCARD', queue_key(tenant)) >= tonumber(ARGV[5]) then return {'queue_full', id, text(now)} end
 
 redis.call('DEL', key)
 redis.call('ZREM', ENDED, member(tenant, id))
@@ -30,4 +30,4 @@ if redis.call('ZCARD', queue_key(tenant)) == 0 then redis.call('RPUSH', TURNS, t
 local turn = redis.call('INCR', 'orchard:arrivals') % 1000000000000
 redis.call('ZADD', queue_key(tenant), text(turn - tonumber(ARGV[6]) * 1000000000000), id)
 changed(tenant, id)
-return {'created', id}
+return {'created', id, text(now)}

@@ -32,7 +32,8 @@ def wanted(
 
 
 async def create(store: LeaseStore, record: Record, terms: Terms = DAY, queue_limit: int = 1000) -> tuple[str, str]:
-    return await store.create(record, terms, queue_limit=queue_limit)
+    outcome, sandbox_id, _now = await store.create(record, terms, queue_limit=queue_limit)
+    return outcome, sandbox_id
 
 
 def seen(record: Record, state: State, revision: int, **more) -> Observed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Final, NamedTuple
 
 from services.exec_agent.files.errors import file_errors
@@ -35,7 +35,7 @@ def open_regular(name: bytes, flags: int = 0, directory_fd: int | None = None) -
     raise OSError(number, os.strerror(number))
 
 
-def read_file(path: bytes, offset: int, length: int) -> Iterator[tuple[FileHead | None, bytes]]:
+def read_file(path: bytes, offset: int, length: int) -> Generator[tuple[FileHead | None, bytes], None, None]:
     """A file's bytes from `offset`, at most `length` (0: to the end), in chunks; the head comes with the first.
 
     Something always comes, also of an empty file. Reading goes by what is there, not by the size: files of /proc have

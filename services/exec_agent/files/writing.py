@@ -21,16 +21,25 @@ class TemporaryFile:
     """
 
     def __init__(self, directory_fd: int) -> None:
-        self._directory = directory_fd
+        self._directory = os.dup(directory_fd)
         self._name: bytes | None = None
+        self.fd = -1
+        try:
+            self._create(directory_fd)
+        except BaseException:
+            self.discard()
+            raise
+
+    def _create(self, directory_fd: int) -> None:
         try:
             self.fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=directory_fd)
         except OSError as error:
             if error.errno not in {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL}:
                 raise
-            self._name = temporary_name()
+            name = temporary_name()
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            self.fd = os.open(self._name, flags, 0o600, dir_fd=directory_fd)
+            self.fd = os.open(name, flags, 0o600, dir_fd=directory_fd)
+            self._name = name
 
     def write(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Append all of the pieces."""
@@ -75,6 +84,9 @@ class TemporaryFile:
             with suppress(FileNotFoundError):
                 os.unlink(self._name, dir_fd=self._directory)
             self._name = None
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +179,7 @@ class FileWriter:
         if options.owner is not None:
             give(descriptor, options.owner)
         elif existing is not None:
-            _keep_owner(descriptor, existing)
+            keep_owner(descriptor, Owner(existing.st_uid, existing.st_gid))
         else:
             give(descriptor, owner_in(self._directory, self._default_owner))
         # After the owner, whose change clears set-id bits.
@@ -188,12 +200,16 @@ def _refuse(existing: os.stat_result, *, exclusive: bool) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _keep_owner(descriptor: int, existing: os.stat_result) -> None:
-    """The old file's owner; its group only where that is possible, as for anyone who may not give files away."""
+def keep_owner(descriptor: int, owner: Owner) -> None:
+    """Give a new file the old one's owner; its group only where possible, as for anyone who may not give files away.
+
+    Raises:
+        PermissionError: it would belong to another user than the old one.
+    """
     try:
-        give(descriptor, Owner(existing.st_uid, existing.st_gid))
+        give(descriptor, owner)
     except PermissionError:
-        if os.fstat(descriptor).st_uid != existing.st_uid:
+        if os.fstat(descriptor).st_uid != owner.uid:
             raise
 
 

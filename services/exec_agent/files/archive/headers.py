@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from services.exec_agent.files.archive.numbers import ArchiveError, parse_number
-from services.exec_agent.files.archive.sparse import Extent, SparseMap, numbers_of
+from services.exec_agent.files.archive.sparse import Extent, numbers_of
 
 BLOCK: Final = 512
 _RECORD: Final = re.compile(rb"(\d{1,9}) ([^=]+)=")

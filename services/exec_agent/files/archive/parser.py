@@ -1,6 +1,6 @@
 """Parses a tar stream piece by piece: ustar, pax and GNU, sparse files included. No I/O, flat memory.
 
-Sources: POSIX.1-2017, pax "ustar Interchange Format" and "pax Header Block"; GNU tar manual, appendix D, "Tar Internals".
+Sources: POSIX.1-2017, pax "ustar Interchange Format" and "pax Header Block"; GNU tar manual, "Tar Internals".
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class TarParser:
         if not self._is_done:
             where = f" in or before {self._name.decode('utf-8', 'replace')!r}" if self._name else ""
             raise ArchiveError(
-                f"the archive ends after {self._offset} bytes{where} without its end-of-archive block; it was cut short",
+                f"the archive is cut short: it ends after {self._offset} bytes{where} without its end-of-archive block",
                 reason="ARCHIVE_TRUNCATED",
             )
 
@@ -171,7 +171,7 @@ class TarParser:
             entry = entry.sparse(pax, b"GNU.sparse.size")
             extents = pax_map(pax, self._pax_records)
         self._pax, self._pax_records, self._long_name, self._long_link = {}, [], b"", b""
-        if entry.kind in NO_DATA_KINDS:
+        if entry.kind in NO_DATA_KINDS or header.type == ord("5"):
             stored = 0
             entry = entry.with_size(0)
         self._events.append(entry)

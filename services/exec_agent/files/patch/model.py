@@ -47,7 +47,7 @@ class Entry:
     Attributes:
         data: content; of a symbolic link its target.
         mode: file type and permission bits, as in st_mode. Without permission bits: the default for a new file.
-        token: the tree's own note of what it read, to tell later whether it changed.
+        token: the tree's own note of the file it read; a file made from it passes it on.
     """
 
     data: bytes

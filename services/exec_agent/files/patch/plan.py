@@ -226,8 +226,7 @@ class _Planner:
             self._take_away(patch.old_path)
         if patch.action in _TWO_PATHS:
             self._moved_onto.add(patch.path)
-        before = source if patch.path == patch.old_path else None
-        self._state[patch.path] = Entry(data, mode, before.token if before is not None else None)
+        self._state[patch.path] = Entry(data, mode, source.token if source is not None else None)
 
     def _take_away(self, path: bytes) -> None:
         if path in self._moved_onto:

@@ -1,0 +1,141 @@
+"""The use cases of FileService: paths in, results out; all of the work in worker threads."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import suppress
+from typing import Final
+
+from services.common.errors import FailedPreconditionError, InvalidArgumentError
+from services.exec_agent.files.archive.headers import Entry as ArchiveEntry
+from services.exec_agent.files.archive.pack import pack
+from services.exec_agent.files.archive.unpack import Unpacked, Unpacker
+from services.exec_agent.files.listing import FileStatus, Page, describe, list_page
+from services.exec_agent.files.moving import move
+from services.exec_agent.files.ownership import DefaultOwner, Owner
+from services.exec_agent.files.patch import Options, Plan
+from services.exec_agent.files.patching import apply_patch
+from services.exec_agent.files.paths import absolute
+from services.exec_agent.files.reading import FileHead, read_file
+from services.exec_agent.files.removing import remove
+from services.exec_agent.files.workers import Workers
+from services.exec_agent.files.writing import FileWriter, WriteOptions, make_one_directory
+from services.exec_agent.users import resolve_user
+
+MAXIMUM_PATCH_BYTES: Final = 64 << 20
+
+
+class FileService:
+    """The files of the sandbox that this process is in.
+
+    Args:
+        working_directory: where relative paths start.
+        default_owner: gives the uid and gid of new files, the sandbox's user's. Asked for each call.
+    """
+
+    def __init__(self, *, working_directory: str, default_owner: DefaultOwner) -> None:
+        self._working_directory = working_directory
+        self._default_owner = default_owner
+        self._workers = Workers()
+
+    def close(self) -> None:
+        """Take no more work."""
+        self._workers.close()
+
+    def _path(self, path: str) -> bytes:
+        return absolute(path, self._working_directory)
+
+    async def write_file(
+        self, path: str, pieces: AsyncIterator[bytes], *, mode: int, owner: str, make_parents: bool, exclusive: bool
+    ) -> int:
+        """Write a file that appears whole or not at all; returns its size."""
+        resolved = await self._workers.run(_owner, owner) if owner else None
+        options = WriteOptions(mode, resolved, make_parents, exclusive)
+        return await self._workers.pour(pieces, FileWriter(self._path(path), options, self._default_owner))
+
+    def read_file(self, path: str, offset: int, length: int) -> AsyncGenerator[tuple[FileHead | None, bytes], None]:
+        """A file's bytes in chunks; the head comes with the first."""
+        return self._workers.read_ahead(read_file(self._path(path), offset, length), lambda item: len(item[1]))
+
+    async def stat(self, path: str, *, follow: bool) -> FileStatus:
+        """Describe a path; `path` of the answer is the one asked for."""
+        found = await self._workers.run(describe, self._path(path), follow=follow)
+        return FileStatus(path.encode(), found.status, found.link_target)
+
+    async def list_directory(self, path: str, *, recursive: bool, size: int, token: str) -> Page:
+        """A page of a directory."""
+        return await self._workers.run(list_page, self._path(path), recursive=recursive, size=size, token=token)
+
+    async def make_directory(self, path: str, *, mode: int, parents: bool) -> None:
+        """Make a directory."""
+        await self._workers.run(
+            make_one_directory, self._path(path), mode, parents=parents, default_owner=self._default_owner
+        )
+
+    async def move(self, source: str, target: str, *, overwrite: bool) -> None:
+        """Rename, across devices too."""
+        await self._workers.run(move, self._path(source), self._path(target), overwrite=overwrite)
+
+    async def remove(self, path: str, *, recursive: bool, missing_ok: bool) -> None:
+        """Remove an entry."""
+        await self._workers.run(remove, self._path(path), recursive=recursive, missing_ok=missing_ok)
+
+    async def upload_archive(self, path: str, pieces: AsyncIterator[bytes], *, keep_owners: bool) -> Unpacked:
+        """Unpack a tar stream below a directory."""
+        owner = _archive_owner if keep_owners else None
+        return await self._workers.pour(pieces, Unpacker(self._path(path), self._default_owner, owner))
+
+    def download_archive(self, path: str) -> AsyncGenerator[bytes, None]:
+        """Pack a directory or file."""
+        return self._workers.read_ahead(pack(self._path(path)), len)
+
+    async def apply_patch(
+        self, path: str, pieces: AsyncIterator[bytes], *, strip: int | None, dry_run: bool, options: Options
+    ) -> Plan:
+        """Apply a patch below a directory; the plan's `fits` and `results` are the report."""
+        collected: list[bytes] = []
+        size = 0
+        async for piece in pieces:
+            collected.append(piece)
+            size += len(piece)
+            if size > MAXIMUM_PATCH_BYTES:
+                raise InvalidArgumentError.of(
+                    "data", f"the patch must be at most {MAXIMUM_PATCH_BYTES >> 20} MiB in all"
+                )
+        return await self._workers.run(
+            _apply,
+            self._path(path),
+            collected,
+            strip=strip,
+            dry_run=dry_run,
+            options=options,
+            default_owner=self._default_owner,
+        )
+
+
+def _apply(
+    path: bytes,
+    pieces: Sequence[bytes],
+    *,
+    strip: int | None,
+    dry_run: bool,
+    options: Options,
+    default_owner: DefaultOwner,
+) -> Plan:
+    text = b"".join(pieces)
+    return apply_patch(path, text, strip=strip, dry_run=dry_run, options=options, default_owner=default_owner)
+
+
+def _owner(text: str) -> Owner:
+    user = resolve_user(text)
+    return Owner(user.uid, user.gid)
+
+
+def _archive_owner(entry: ArchiveEntry) -> Owner:
+    """By name where the sandbox knows it, else by number, as tar does."""
+    uid, gid = entry.uid, entry.gid
+    with suppress(FailedPreconditionError):
+        uid = resolve_user(entry.user.decode("utf-8", "replace")).uid
+    with suppress(FailedPreconditionError):
+        gid = resolve_user(f"{uid}:{entry.group.decode('utf-8', 'replace')}").gid
+    return Owner(uid, gid)

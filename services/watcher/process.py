@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -79,6 +80,8 @@ class AgentProber:
 
     async def answers(self, endpoint: str, uid: str) -> bool:
         """See service.Prober."""
+        if endpoint.startswith("unix:") and not _listens(endpoint.removeprefix("unix:")):
+            return False
         async with grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS) as channel:
             try:
                 reply = await health_pb2_grpc.HealthStub(channel).Check(
@@ -87,3 +90,10 @@ class AgentProber:
             except grpc.aio.AioRpcError:
                 return False
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _listens(path: str) -> bool:
+    """Whether anybody listens on a Unix socket. Costs so little beside a gRPC call that it can be asked often."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(path) == 0

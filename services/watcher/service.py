@@ -20,6 +20,7 @@ _log = get_logger(__name__)
 
 DEPENDENCY: Final = "runtime"
 _SILENCE_SECONDS: Final = 15.0  # three bookmark intervals of the runtime's stream
+_FIRST_PROBE_SECONDS: Final = 0.002
 # A runtime revision is multiplied so that the watcher's own findings about it have room below the next one. Each
 # finding has a fixed number: two replicas that find the same thing give it the same revision.
 _STEPS: Final = 4
@@ -161,6 +162,7 @@ class Watcher:
 
     async def _probe(self, uid: str, timeout_seconds: float) -> None:
         """Ask until the agent answers, the sandbox leaves STARTING, or its start timeout is over."""
+        delay = _FIRST_PROBE_SECONDS
         while (sandbox := self._sandboxes.get(uid)) is None or sandbox.state is State.STARTING:
             if sandbox is not None:
                 if await self._prober.answers(sandbox.endpoint, uid):
@@ -176,7 +178,8 @@ class Watcher:
                         ),
                     )
                     return
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(delay)
+            delay = min(delay * 1.5, self._interval)
 
     def _conclude(self, uid: str, step: int, change: Callable[[Observed], Observed]) -> None:
         now = self._sandboxes.get(uid)

@@ -12,5 +12,5 @@ class WatcherSettings(ServiceSettings):
 
     node_address: str = Field(description="gRPC address of the node daemon: unix:/path.")
     probe_interval_seconds: float = Field(
-        default=0.02, gt=0, le=1, description="Time between two probes of a new agent."
+        default=0.02, gt=0, le=1, description="Longest time between two probes of a new agent."
     )

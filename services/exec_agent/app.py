@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import importlib.util
+import os
 import resource
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import uvloop
-from orchard.exec.v1 import agent_service_pb2_grpc, exec_service_pb2_grpc
+from orchard.exec.v1.agent_service_pb2_grpc import add_AgentServiceServicer_to_server
+from orchard.exec.v1.exec_service_pb2_grpc import add_ExecServiceServicer_to_server
+from orchard.exec.v1.file_service_pb2_grpc import add_FileServiceServicer_to_server
 
 from services.common import logs
 from services.common.interceptor import CallInterceptor
@@ -21,12 +24,15 @@ from services.common.server import ListenError, Server
 from services.common.tasks import TaskGroup
 from services.common.tokens import Verifier, parse_public_keys
 from services.exec_agent.auth import AgentAuthenticator
-from services.exec_agent.health import AgentHealth
+from services.exec_agent.files.service import FileService
+from services.exec_agent.files.servicer import FileServicer
 from services.exec_agent.journal import Journal, JournalInUseError
 from services.exec_agent.process import Launcher
 from services.exec_agent.service import ExecService
 from services.exec_agent.servicer import AgentServicer, ExecServicer
+from services.exec_agent.servicer_health import AgentHealth
 from services.exec_agent.settings import AgentConfig
+from services.exec_agent.users import resolve
 
 _log = logs.get_logger(__name__)
 
@@ -77,6 +83,8 @@ async def serve(config: AgentConfig) -> AsyncIterator[Agent]:
         stack.callback(launcher.close)
         service = ExecService(config, journal, launcher)
         stack.callback(service.close)
+        files = FileService(working_directory=config.working_directory, default_owner=partial(_default_owner, config))
+        stack.callback(files.close)
         verifier = Verifier(parse_public_keys(config.public_keys_pem.encode()), config.uid)
         server = Server(
             interceptor=CallInterceptor(authenticator=AgentAuthenticator(verifier)),
@@ -84,9 +92,9 @@ async def serve(config: AgentConfig) -> AsyncIterator[Agent]:
             service_names=(),
             reflection=False,
         )
-        exec_service_pb2_grpc.add_ExecServiceServicer_to_server(ExecServicer(service, config), server.grpc_server)
-        agent_service_pb2_grpc.add_AgentServiceServicer_to_server(AgentServicer(service, config), server.grpc_server)
-        _add_file_service(server, config)
+        add_ExecServiceServicer_to_server(ExecServicer(service, config), server.grpc_server)
+        add_AgentServiceServicer_to_server(AgentServicer(service, config), server.grpc_server)
+        add_FileServiceServicer_to_server(FileServicer(files), server.grpc_server)
         port = await server.start(config.listen)
         stack.push_async_callback(server.stop)
         tasks = await stack.enter_async_context(TaskGroup())
@@ -131,8 +139,9 @@ async def _open_journal(state_fd: int) -> Journal:
         await asyncio.sleep(_JOURNAL_RETRY_SECONDS)
 
 
-def _add_file_service(server: Server, config: AgentConfig) -> None:
-    """Serve FileService, once it is there."""
-    if importlib.util.find_spec("services.exec_agent.files.servicer") is not None:
-        files = importlib.import_module("services.exec_agent.files.servicer")
-        files.add_to_server(server.grpc_server, config)
+def _default_owner(config: AgentConfig) -> tuple[int, int]:
+    """The user that new files belong to: the one that commands run as."""
+    if not config.user or not config.can_switch_user:
+        return os.geteuid(), os.getegid()
+    identity = resolve(config.user)
+    return identity.uid, identity.gid

@@ -110,34 +110,23 @@ class Execution:
             )
 
     def _open_pipes(self, command: Command, pipes: list[int]) -> None:
-        """Fill `pipes`: stdin, stdout and stderr of the command, then our ends of them in the same order."""
-        ours: list[int] = []
-        try:
-            if command.stdin:
-                read, write = os.pipe2(os.O_CLOEXEC)
-                pipes.append(read)
-                ours.append(write)
-            else:
-                pipes.append(os.dup(self._host.null_fd))
-            for _ in range(1 if command.merge_stderr else 2):
-                read, write = os.pipe2(os.O_CLOEXEC)
-                pipes.append(write)
-                ours.append(read)
-        finally:
-            pipes.extend(ours)
+        """Fill `pipes` with pairs of the command's end and ours: stdout, stderr unless merged, stdin if any."""
+        for _ in range(1 if command.merge_stderr else 2):
+            read, write = os.pipe2(os.O_CLOEXEC)
+            pipes += (write, read)
+        if command.stdin:
+            pipes += os.pipe2(os.O_CLOEXEC)
 
     def _spawn(self, spec: ProcessSpec, command: Command, pipes: list[int]) -> None:
-        theirs = 2 if command.merge_stderr else 3
-        given, ours = pipes[:theirs], pipes[theirs:]
-        standard = (given[0], given[1], given[-1])
+        given, ours = pipes[::2], pipes[1::2]
+        stdin = given[-1] if command.stdin else self._host.null_fd
+        standard = (stdin, given[0], given[0] if command.merge_stderr else given[1])
         self._oom_before = self._host.oom.read()
         self._process = self._host.launcher.spawn(spec, standard, self, lambda: _close_all(given))
-        outputs = ours[1:] if command.stdin else ours
-        self.pump = OutputPump(
-            self.spool, dict(zip(outputs, (STDOUT, STDERR), strict=False)), command.output_limit, self._over_limit
-        )
         if command.stdin:
-            self._stdin = StdinFeeder(ours[0], command.stdin)
+            self._stdin = StdinFeeder(ours.pop(), command.stdin)
+        outputs = dict(zip(ours, (STDOUT, STDERR), strict=False))
+        self.pump = OutputPump(self.spool, outputs, command.output_limit, self._over_limit)
         pipes.clear()
         self._limit_timer = self._loop.call_later(_START_PATIENCE_SECONDS, self._start_stuck)
         self._watch_orphan()

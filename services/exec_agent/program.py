@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Final
 
 from services.common.errors import FailedPreconditionError, OrchardError, ResourceExhaustedError
@@ -20,12 +19,13 @@ _PART_CHARACTERS: Final = 32_000
 """The kernel takes at most 128 KiB an argument, and a character has up to four bytes."""
 
 
-@dataclass(frozen=True, slots=True)
 class Programs:
     """Resolves commands against one sandbox."""
 
-    config: AgentConfig
-    secret_env: Mapping[str, str]
+    def __init__(self, config: AgentConfig, secret_env: Mapping[str, str]) -> None:
+        self._config = config
+        self._env = {**config.env, **secret_env}
+        self._encoded_env = encode_env(self._env)
 
     def resolve(self, command: Command) -> ProcessSpec:
         """What to run.
@@ -33,13 +33,14 @@ class Programs:
         Raises:
             FailedPreconditionError: SHELL_NOT_FOUND, USER_NOT_FOUND or USER_NOT_AVAILABLE.
         """
-        identity = self._identity(command.user or self.config.user)
-        env = {**self.config.env, **self.secret_env}
-        if command.user and identity is not None and identity.home is not None:
-            env["HOME"] = identity.home  # another user's home cannot be written
-        env.update(command.env)
+        identity = self._identity(command.user or self._config.user)
         argv = command.argv or self._shell_argv(command)
-        cwd = str(PurePosixPath(self.config.working_directory) / command.cwd)
+        cwd = posixpath.join(self._config.working_directory, command.cwd)
+        # Another user's home cannot be written.
+        home = {"HOME": identity.home} if command.user and identity is not None and identity.home is not None else {}
+        if not home and not command.env:
+            return ProcessSpec(argv, self._encoded_env, len(self._env), cwd, identity)
+        env = {**self._env, **home, **command.env}
         return ProcessSpec(argv, encode_env(env), len(env), cwd, identity)
 
     def _shell_argv(self, command: Command) -> tuple[str, ...]:
@@ -55,7 +56,7 @@ class Programs:
         return (shell, *options, f'eval "set --; {joined}"', name, *parts)
 
     def _find_shell(self) -> str:
-        folders = (*_SHELL_FOLDERS, *(f for f in self.config.env.get("PATH", "").split(":") if f.startswith("/")))
+        folders = (*_SHELL_FOLDERS, *(f for f in self._env.get("PATH", "").split(":") if f.startswith("/")))
         for name in ("bash", "sh"):
             for folder in folders:
                 path = f"{folder}/{name}"
@@ -69,12 +70,12 @@ class Programs:
         if not user:
             return None
         identity = resolve(user)
-        if self.config.can_switch_user:
+        if self._config.can_switch_user:
             return identity
         if (identity.uid, identity.gid) == (os.geteuid(), os.getegid()):
             return None
         raise FailedPreconditionError(
-            f"commands cannot run as {user!r} here: {self.config.user_gap or 'the runtime has one user only'}",
+            f"commands cannot run as {user!r} here: {self._config.user_gap or 'the runtime has one user only'}",
             reason="USER_NOT_AVAILABLE",
             user=user,
         )

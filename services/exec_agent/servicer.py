@@ -14,6 +14,7 @@ from orchard.exec.v1 import agent_service_pb2, agent_service_pb2_grpc, exec_pb2,
 
 from services.common.errors import InvalidArgumentError, NotFoundError
 from services.common.interceptor import current_call
+from services.common.pages import decode_token, encode_token
 from services.common.telemetry import AGENT_SPAN_KEY, TRACEPARENT, agent_span
 from services.common.validation import DAY_SECONDS, MEBIBYTE, Fields, seconds_of
 from services.exec_agent.execution import Execution
@@ -303,15 +304,15 @@ class ExecServicer(exec_service_pb2_grpc.ExecServiceServicer):
         """See the proto."""
         fields = self._fields(request.sandbox_id, None)
         size = fields.page_size("page_size", request.page_size, default=100, maximum=1000)
-        token = request.page_token
-        valid = token.isascii() and token.isdigit() and len(token) < 20
-        fields.check(not token or valid, "page_token", "is not one that ListExecs returned; begin without one")
         fields.done()
+        before: int | None = None
+        if request.page_token:
+            (before,) = decode_token("page_token", request.page_token, (int,))
         response = exec_service_pb2.ListExecsResponse()
         last = 0
-        for execution in self._service.newest_first(int(token) if token else None):
+        for execution in self._service.newest_first(before):
             if len(response.execs) == size:
-                response.next_page_token = str(last)
+                response.next_page_token = encode_token((last,))
                 break
             response.execs.append(exec_message(execution))
             last = execution.sequence

@@ -1,0 +1,1 @@
+"""Rewards and the algorithms around them: pure functions, no service needed."""

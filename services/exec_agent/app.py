@@ -32,7 +32,7 @@ from services.exec_agent.service import ExecService
 from services.exec_agent.servicer import AgentServicer, ExecServicer
 from services.exec_agent.servicer_health import AgentHealth
 from services.exec_agent.settings import AgentConfig
-from services.exec_agent.users import resolve
+from services.exec_agent.users import resolve_user
 
 _log = logs.get_logger(__name__)
 
@@ -143,5 +143,5 @@ def _default_owner(config: AgentConfig) -> tuple[int, int]:
     """The user that new files belong to: the one that commands run as."""
     if not config.user or not config.can_switch_user:
         return os.geteuid(), os.getegid()
-    identity = resolve(config.user)
+    identity = resolve_user(config.user)
     return identity.uid, identity.gid

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from services.common import logs
-from services.exec_agent.users import Identity
+from services.exec_agent.users import ResolvedUser
 
 _log = logs.get_logger(__name__)
 
@@ -101,7 +101,7 @@ class ProcessSpec:
     """encode_env's result, NUL-terminated entries."""
     env_count: int
     cwd: str
-    identity: Identity | None
+    identity: ResolvedUser | None
     """None: the agent's own."""
 
     def encode(self) -> bytes:

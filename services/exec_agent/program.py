@@ -12,7 +12,7 @@ from services.common.errors import FailedPreconditionError, OrchardError, Resour
 from services.exec_agent.model import Command
 from services.exec_agent.process import ProcessSpec, Stage, encode_env
 from services.exec_agent.settings import AgentConfig
-from services.exec_agent.users import Identity, resolve
+from services.exec_agent.users import ResolvedUser, resolve_user
 
 _SHELL_FOLDERS: Final = ("/bin", "/usr/bin", "/usr/local/bin")
 _PART_CHARACTERS: Final = 32_000
@@ -66,10 +66,10 @@ class Programs:
             "the sandbox has neither bash nor sh; give the command as argv instead of shell", reason="SHELL_NOT_FOUND"
         )
 
-    def _identity(self, user: str) -> Identity | None:
+    def _identity(self, user: str) -> ResolvedUser | None:
         if not user:
             return None
-        identity = resolve(user)
+        identity = resolve_user(user)
         if self._config.can_switch_user:
             return identity
         if (identity.uid, identity.gid) == (os.geteuid(), os.getegid()):

@@ -182,8 +182,3 @@ def _open_in_root(root: str, parts: list[str]) -> int:
     finally:
         for descriptor in stack:
             os.close(descriptor)
-
-
-# Short names of the part that runs commands.
-Identity = ResolvedUser
-resolve = resolve_user

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextvars
 import logging
 import sys
+from contextlib import suppress
 from typing import Final, TextIO, cast
 
 import structlog
@@ -25,10 +26,14 @@ class _Stderr:
     """Whatever standard error is when a line is written; it may have been replaced since."""
 
     def write(self, text: str) -> int:
-        return sys.stderr.write(text)
+        # A service whose supervisor was killed has nobody who reads, and must still stop in order.
+        with suppress(OSError, ValueError):
+            return sys.stderr.write(text)
+        return len(text)
 
     def flush(self) -> None:
-        sys.stderr.flush()
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
 
 
 def _add_call_fields(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

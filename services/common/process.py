@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import uvloop
 from pydantic import ValidationError
@@ -25,6 +25,8 @@ App = Callable[[S, TaskGroup, Telemetry | None], AbstractAsyncContextManager[obj
 """A composition root: starts the service on entry, stops it in order on exit."""
 
 _log = logs.get_logger(__name__)
+
+_ALONE_SECONDS: Final = 15
 
 
 def run_service(name: str, settings_type: type[S], app: App[S]) -> int:
@@ -51,7 +53,7 @@ async def _run(name: str, settings: S, app: App[S]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if settings.lifeline_fd is not None:
-        watch_lifeline(settings.lifeline_fd, stop.set)
+        watch_lifeline(settings.lifeline_fd, lambda: _end_alone(stop))
     code = 0
     async with TaskGroup() as tasks:
         async with app(settings, tasks, telemetry):
@@ -63,6 +65,12 @@ async def _run(name: str, settings: S, app: App[S]) -> int:
         await asyncio.to_thread(telemetry.close)
     _log.info("stopped", exit_code=code)
     return code
+
+
+def _end_alone(stop: asyncio.Event) -> None:
+    stop.set()
+    # The supervisor that would kill a process that does not end is gone, so the kernel does.
+    signal.alarm(_ALONE_SECONDS)
 
 
 def watch_lifeline(descriptor: int, ended: Callable[[], None]) -> None:

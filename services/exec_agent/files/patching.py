@@ -25,8 +25,10 @@ from services.exec_agent.files.patch import (
     make_plan,
     parse,
 )
-from services.exec_agent.files.paths import rename_into_free_name, temporary_name
+from services.exec_agent.files.paths import DIRECTORY_FLAGS, rename_into_free_name, temporary_name
 from services.exec_agent.files.reading import open_regular
+from services.exec_agent.files.removing import remove_entry
+from services.exec_agent.files.tree import Cursor, walk
 from services.exec_agent.files.writing import TemporaryFile, keep_owner
 
 _MAXIMUM_FILE_BYTES: Final = 64 << 20
@@ -142,6 +144,7 @@ class _Commit:
     def __init__(self, beneath: Beneath, default_owner: DefaultOwner) -> None:
         self._beneath = beneath
         self._default_owner = default_owner
+        self._backups: set[bytes] = set()
 
     def run(self, changes: Sequence[Change]) -> None:
         """Make the changes.
@@ -210,6 +213,7 @@ class _Commit:
             self._prepare(step)
         with self._beneath.directory(step.parents) as directory:
             if before is None:
+                self._clear(step, directory)
                 rename_into_free_name(step.fresh, directory, step.name, directory)
             else:
                 status = os.stat(step.name, dir_fd=directory, follow_symlinks=False)
@@ -217,6 +221,7 @@ class _Commit:
                     raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
                 step.backup = temporary_name()
                 if after is None:
+                    self._backups.add(step.backup)
                     os.rename(step.name, step.backup, src_dir_fd=directory, dst_dir_fd=directory)
                 else:
                     _link_or_rename(step.name, step.backup, directory)
@@ -224,11 +229,26 @@ class _Commit:
         step.fresh = b""
         step.is_placed = True
 
+    def _clear(self, step: _Step, directory: int) -> None:
+        """Move a directory out of a file's way, if all that is left in it are backups of ours."""
+        try:
+            with Cursor(os.open(step.name, DIRECTORY_FLAGS, dir_fd=directory)) as cursor:
+                if any(
+                    node.name not in self._backups for node in walk(cursor, recursive=True) if not node.is_directory
+                ):
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        step.backup = temporary_name()
+        os.rename(step.name, step.backup, src_dir_fd=directory, dst_dir_fd=directory)
+
     def _undo(self, step: _Step) -> None:
         """Bring the old content back."""
         with suppress(OSError, EscapeError), self._beneath.directory(step.parents) as directory:
             if step.backup:
                 with suppress(FileNotFoundError):
+                    if step.is_placed and step.change.before is None:
+                        _unlink(step.name, directory)
                     os.rename(step.backup, step.name, src_dir_fd=directory, dst_dir_fd=directory)
             elif step.is_placed:
                 _unlink(step.name, directory)
@@ -241,7 +261,8 @@ class _Commit:
     def _tidy(self, step: _Step) -> None:
         """Drop the old content, and parents that a removal leaves empty, as git does."""
         with suppress(OSError, EscapeError), self._beneath.directory(step.parents) as directory:
-            _unlink(step.backup, directory)
+            if step.backup:
+                remove_entry(step.backup, directory, recursive=True)
         if step.change.after is None:
             for depth in range(len(step.parents), 0, -1):
                 if not self._remove_if_empty(step.parents[:depth]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Final
 
 from services.common.errors import FailedPreconditionError, InvalidArgumentError
@@ -30,7 +31,7 @@ class FileService:
 
     Args:
         working_directory: where relative paths start.
-        default_owner: gives the uid and gid of new files, the sandbox's user's. Asked for each call.
+        default_owner: gives the uid and gid of new files, the sandbox's user's. Asked at most once a call.
     """
 
     def __init__(self, *, working_directory: str, default_owner: DefaultOwner) -> None:
@@ -42,6 +43,10 @@ class FileService:
         """Take no more work."""
         self._workers.close()
 
+    def _owner(self) -> DefaultOwner:
+        """The default owner, looked up at most once in a call."""
+        return cache(self._default_owner)
+
     def _path(self, path: str) -> bytes:
         return absolute(path, self._working_directory)
 
@@ -51,7 +56,7 @@ class FileService:
         """Write a file that appears whole or not at all; returns its size."""
         resolved = await self._workers.run(_owner, owner) if owner else None
         options = WriteOptions(mode, resolved, make_parents, exclusive)
-        return await self._workers.pour(pieces, FileWriter(self._path(path), options, self._default_owner))
+        return await self._workers.pour(pieces, FileWriter(self._path(path), options, self._owner()))
 
     def read_file(self, path: str, offset: int, length: int) -> AsyncGenerator[tuple[FileHead | None, bytes], None]:
         """A file's bytes in chunks; the head comes with the first."""
@@ -69,7 +74,7 @@ class FileService:
     async def make_directory(self, path: str, *, mode: int, parents: bool) -> None:
         """Make a directory."""
         await self._workers.run(
-            make_one_directory, self._path(path), mode, parents=parents, default_owner=self._default_owner
+            make_one_directory, self._path(path), mode, parents=parents, default_owner=self._owner()
         )
 
     async def move(self, source: str, target: str, *, overwrite: bool) -> None:
@@ -83,7 +88,7 @@ class FileService:
     async def upload_archive(self, path: str, pieces: AsyncIterator[bytes], *, keep_owners: bool) -> Unpacked:
         """Unpack a tar stream below a directory."""
         owner = _archive_owner if keep_owners else None
-        return await self._workers.pour(pieces, Unpacker(self._path(path), self._default_owner, owner))
+        return await self._workers.pour(pieces, Unpacker(self._path(path), self._owner(), owner))
 
     def download_archive(self, path: str) -> AsyncGenerator[bytes, None]:
         """Pack a directory or file."""
@@ -109,7 +114,7 @@ class FileService:
             strip=strip,
             dry_run=dry_run,
             options=options,
-            default_owner=self._default_owner,
+            default_owner=self._owner(),
         )
 
 

@@ -121,6 +121,7 @@ class FilePatch:
         forward: the change of a binary file.
         backward: the change that undoes it.
         problem: why it cannot be applied, whatever the file is.
+        copied_from: of a deletion that undoes a copy: the file it was copied from, to whose content it must come back.
     """
 
     line: int
@@ -138,6 +139,7 @@ class FilePatch:
     forward: BinaryChange | None = None
     backward: BinaryChange | None = None
     problem: str = ""
+    copied_from: bytes = b""
 
     @property
     def is_binary(self) -> bool:
@@ -145,14 +147,15 @@ class FilePatch:
         return self.forward is not None
 
     def reversed(self) -> FilePatch:
-        """The patch that undoes it. A copy is undone by removing it."""
+        """The patch that undoes it."""
+        copied_from = b""
         action, old_path, path = self.action, self.path, self.old_path
         if self.action is Action.CREATE:
             action, old_path, path = Action.DELETE, self.path, self.path
         elif self.action is Action.DELETE:
             action, old_path, path = Action.CREATE, b"", self.path
         elif self.action is Action.COPY:
-            action, old_path, path = Action.DELETE, self.path, self.path
+            action, old_path, path, copied_from = Action.DELETE, self.path, self.path, self.old_path
         problem = self.problem
         if self.is_binary and self.backward is None and not problem:
             problem = "the patch holds this binary file in one direction only and cannot be reversed"
@@ -169,4 +172,5 @@ class FilePatch:
             forward=self.backward if self.backward is not None else self.forward,
             backward=self.forward,
             problem=problem,
+            copied_from=copied_from,
         )

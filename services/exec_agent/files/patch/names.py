@@ -76,9 +76,9 @@ def is_epoch(timestamp: bytes) -> bool:
     match = _ISO_TIME.match(timestamp.strip())
     if match is None or match[4] is None or set(match[3] or b"") - {ord("0")}:
         return False
-    text = f"{match[1].decode()} {match[2].decode()} {match[4].decode()}{match[5].decode()}"
+    text = f"{match[1].decode()}T{match[2].decode()}{match[4].decode()}:{match[5].decode()}"
     try:
-        moment = datetime.strptime(text, "%Y-%m-%d %H:%M:%S %z")
+        moment = datetime.fromisoformat(text)
     except ValueError:
         return False
     return moment == datetime(1970, 1, 1, tzinfo=timezone.utc)  # noqa: UP017 (the same on every version)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -109,8 +109,9 @@ class _Planner:
         # The last patch that takes a path away: until then a path that shall be made may still be there.
         self._last_removal: dict[bytes, int] = {}
         for position, patch in enumerate(patches):
-            if patch.action in {Action.DELETE, Action.RENAME}:
+            if patch.action in _REMOVING:
                 self._last_removal[patch.old_path] = position
+        self._emptied = {parent for path in self._last_removal for parent in _parents(path)}
 
     def apply(self, position: int, patch: FilePatch) -> FileResult:
         """Apply one file's patch to the state."""
@@ -148,13 +149,16 @@ class _Planner:
             self._originals[path] = self._tree.read(path)
         return self._originals[path]
 
-    def _current(self, path: bytes) -> Entry | None:
-        parent = path
-        while b"/" in parent:
-            parent = parent.rpartition(b"/")[0]
-            above = self._state.get(parent)
-            if above is None:
+    def _current(self, path: bytes, *, taken: bool = False) -> Entry | None:
+        """What is at a path by now. `taken`: it is asked for to take it away."""
+        for parent in _parents(path):
+            if parent not in self._state or (taken and parent in self._emptied):
                 continue
+            above = self._state[parent]
+            if above is None:
+                # A file is removed there; nothing can be below it yet but what the patch makes.
+                self._originals.setdefault(path, None)
+                break
             if above.is_link:
                 shown = path.decode("utf-8", "replace")
                 raise PatchPathError(path, f"the patch's path {shown!r} goes through a link that the patch makes")
@@ -179,7 +183,7 @@ class _Planner:
         if patch.action is Action.CREATE:
             return None
         path = patch.old_path
-        entry = self._current(path)
+        entry = self._current(path, taken=patch.action in _REMOVING)
         if patch.action in _TWO_PATHS and path in self._moved_onto and self._original(path) is not None:
             # Renames of one commit may swap names: each means the file that was there before.
             entry = self._original(path)
@@ -194,6 +198,13 @@ class _Planner:
 
     def _check_free(self, position: int, patch: FilePatch) -> None:
         """A file that the patch makes must not be there, unless the patch takes it away later."""
+        if patch.path in self._emptied and patch.path not in self._state:
+            # A directory from which the patch takes files: the one made may take its place.
+            self._originals.setdefault(patch.path, None)
+        if any(self._last_removal.get(parent, -1) > position for parent in _parents(patch.path)):
+            # The other way round: a file that the patch removes later becomes a directory.
+            self._originals.setdefault(patch.path, None)
+            return
         present = self._current(patch.path)
         if present is None or self._last_removal.get(patch.path, -1) > position:
             return
@@ -213,9 +224,10 @@ class _Planner:
 
     def _store(self, patch: FilePatch, source: Entry | None, data: bytes, hunks: tuple[HunkResult, ...]) -> None:
         if patch.action is Action.DELETE:
-            if data:
-                if any(hunk.error for hunk in hunks):
-                    return
+            if any(hunk.error for hunk in hunks):
+                return
+            origin = self._current(patch.copied_from) if patch.copied_from else None
+            if data and (origin is None or origin.data != data):
                 raise UnpatchableError("the patch deletes the file, but lines would be left in it")
             self._take_away(patch.old_path)
             return
@@ -237,6 +249,14 @@ class _Planner:
 
 
 _TWO_PATHS: Final = frozenset({Action.RENAME, Action.COPY})
+_REMOVING: Final = frozenset({Action.RENAME, Action.DELETE})
+
+
+def _parents(path: bytes) -> Iterator[bytes]:
+    """The directories above a path, the nearest first."""
+    while b"/" in path:
+        path = path.rpartition(b"/")[0]
+        yield path
 
 
 def _refuse_hopeless(patch: FilePatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -45,8 +45,11 @@ class Runtime(Protocol):
             StartError: it could not be made; nothing of it runs.
         """
 
-    async def adopt(self, request: Request, image: Image | None) -> Ended | None:
-        """Take a sandbox over from a daemon before this one; says how it ended if it has."""
+    async def adopt(self, known: Sequence[tuple[Request, Image | None]]) -> list[Ended]:
+        """Take sandboxes over from a daemon before this one; says which of them have ended.
+
+        What is there of sandboxes that are not known is removed.
+        """
 
     async def delete(self, uid: str) -> None:
         """End a sandbox and remove everything of it; idempotent.
@@ -127,22 +130,26 @@ class Node:
         for record in records:
             self._records[record.uid] = record
             self._by_key[record.key] = record.uid
-        await asyncio.gather(*(self._take_over(record) for record in records))
+        await self._take_over([record for record in records if record.phase is not Phase.GONE])
         self._tasks.start("sandboxes that end", self._watch_ends())
 
-    async def _take_over(self, record: Record) -> None:
-        if record.phase is Phase.FAILED:
-            return
-        if record.phase is Phase.STOPPING:
-            self._begin_delete(record.uid)
-            return
-        image = self._images.by_digest(record.request.image) if record.request.image else None
-        ended = await self._runtime.adopt(record.request, image)
-        if record.phase is Phase.STARTING and ended is None:
-            ended = Ended(record.uid, Reason.HOST_RESTART, "the node daemon was restarted while it was being made")
-        if ended is not None:
-            self._change(record.uid, phase=Phase.FAILED, reason=ended.reason, message=ended.message)
-        _log.info("sandbox taken over", uid=record.uid, phase=self._records[record.uid].phase.value)
+    async def _take_over(self, records: list[Record]) -> None:
+        known = [(record.request, self._image_of(record.request)) for record in records]
+        ended = {end.uid: end for end in await self._runtime.adopt(known)}
+        for record in records:
+            end = ended.get(record.uid)
+            if record.phase is Phase.STOPPING:
+                self._begin_delete(record.uid)
+                continue
+            if record.phase is Phase.STARTING and end is None:
+                end = Ended(record.uid, Reason.HOST_RESTART, "the node daemon was restarted while it was being made")
+            if end is not None and record.phase is not Phase.FAILED:
+                self._change(record.uid, phase=Phase.FAILED, reason=end.reason, message=end.message)
+        if records:
+            _log.info("sandboxes taken over", found=len(records), running=self.running)
+
+    def _image_of(self, request: Request) -> Image | None:
+        return self._images.by_digest(request.image) if request.image else None
 
     async def create(self, creation: Creation) -> Record:
         """Journal a sandbox and begin to make it.
@@ -184,6 +191,10 @@ class Node:
         self._starts[record.uid] = self._tasks.start(f"start {record.uid}", self._start(request), forever=False)
         return record
 
+    def check_image(self, name: str) -> None:
+        """Raise NotFoundError (IMAGE_NOT_FOUND) unless sandboxes can start from it."""
+        self._image(name)
+
     def _repeated(self, found: Record, creation: Creation) -> Record:
         if found.request_id == creation.request_id and found.spec_hash == creation.spec_hash:
             return found
@@ -206,7 +217,7 @@ class Node:
         return image.digest
 
     async def _start(self, request: Request) -> None:
-        image = self._images.by_digest(request.image) if request.image else None
+        image = self._image_of(request)
         try:
             async with self._slots:
                 milliseconds = await self._runtime.create(request, image)

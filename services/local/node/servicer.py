@@ -28,6 +28,9 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
     async def CreateSandbox(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
         """See the proto."""
         _check_create(request)
+        if request.validate_only:
+            self._node.check_image(request.spec.image)
+            return node_service_pb2.CreateSandboxResponse()
         record = await self._node.create(_creation(request))
         return node_service_pb2.CreateSandboxResponse(sandbox=_to_proto(record))
 

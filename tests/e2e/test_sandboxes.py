@@ -1,0 +1,227 @@
+"""The life of sandboxes through the whole platform, by generated stubs."""
+
+import asyncio
+import secrets
+
+import grpc
+import pytest
+
+from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
+from tests.support.wire import Wire, reason_of, seconds
+
+READY = sandbox_pb2.SANDBOX_STATE_READY
+DELETED = sandbox_pb2.SANDBOX_STATE_DELETED
+
+
+def unique() -> str:
+    return f"t-{secrets.token_hex(5)}"
+
+
+async def test_a_sandbox_from_create_to_delete(wire: Wire) -> None:
+    name = unique()
+    created = await wire.create(name, labels={"team": "blue"}, env={"GREETING": "hello"})
+    assert created.state in (sandbox_pb2.SANDBOX_STATE_QUEUED, sandbox_pb2.SANDBOX_STATE_STARTING)
+    assert created.spec.ttl.seconds == 86_400
+    states = [sandbox.state for sandbox in await wire.wait(name)]
+    assert states[-1] == READY
+    assert states == sorted(states)
+    assert await wire.output(name, 'echo "$GREETING from $(hostname)"') == b"hello from sandbox\n"
+    ready = await wire.get(name)
+    assert (ready.create_time, ready.expire_time, ready.request_id) == (
+        created.create_time,
+        created.expire_time,
+        created.request_id,
+    )
+    assert ready.ready_time.ToMilliseconds() >= ready.create_time.ToMilliseconds()
+    gone = await wire.delete(name)
+    assert gone.state in (sandbox_pb2.SANDBOX_STATE_DELETING, DELETED)
+    end = (await wire.wait(name, until_terminal=True))[-1]
+    assert (end.state, end.reason) == (DELETED, sandbox_pb2.SANDBOX_REASON_REQUESTED)
+    assert (await wire.delete(name)).state == DELETED
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await wire.run(name, "true")
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert reason_of(caught.value) == "SANDBOX_LOST"
+
+
+async def test_a_repeated_create_makes_one_sandbox(wire: Wire) -> None:
+    request_id = unique()
+    made = await asyncio.gather(*(wire.create(request_id=request_id, labels={"a": "b"}) for _ in range(20)))
+    assert len({sandbox.sandbox_id for sandbox in made}) == 1
+    listed = await wire.call(wire.sandboxes.ListSandboxes, sandbox_service_pb2.ListSandboxesRequest(page_size=1000))
+    assert [s.sandbox_id for s in listed.sandboxes if s.request_id == request_id] == [made[0].sandbox_id]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await wire.create(request_id=request_id, labels={"a": "c"})
+    assert caught.value.code() == grpc.StatusCode.ALREADY_EXISTS
+    assert reason_of(caught.value) == "REQUEST_ID_REUSED"
+    await wire.delete(made[0].sandbox_id)
+
+
+async def test_an_id_that_lives_is_taken(wire: Wire) -> None:
+    name = await wire.ready(unique())
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await wire.create(name)
+    assert (caught.value.code(), reason_of(caught.value)) == (grpc.StatusCode.ALREADY_EXISTS, "SANDBOX_EXISTS")
+    first = await wire.get(name)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await wire.delete(name, uid="another")
+    assert reason_of(caught.value) == "UID_MISMATCH"
+    await wire.delete(name, uid=first.uid)
+    await wire.wait(name, until_terminal=True)
+    again = await wire.ready(name)
+    assert (await wire.get(again)).uid != first.uid
+    await wire.delete(name)
+
+
+async def test_time_to_live_ends_it_and_can_be_extended(wire: Wire) -> None:
+    short, longer = await wire.ready(ttl=seconds(2)), await wire.ready(ttl=seconds(2))
+    await wire.call(
+        wire.sandboxes.UpdateSandbox, sandbox_service_pb2.UpdateSandboxRequest(sandbox_id=longer, ttl=seconds(600))
+    )
+    end = (await wire.wait(short, until_terminal=True))[-1]
+    assert (end.state, end.reason) == (DELETED, sandbox_pb2.SANDBOX_REASON_EXPIRED)
+    assert (await wire.get(longer)).state == READY
+    await wire.delete(longer)
+
+
+async def test_an_idle_sandbox_ends_and_a_used_one_does_not(wire: Wire) -> None:
+    idle = await wire.ready(idle_timeout=seconds(3))
+    busy = await wire.ready(idle_timeout=seconds(12))
+    command = asyncio.ensure_future(wire.run(busy, "sleep 14", wait=30))
+    end = (await wire.wait(idle, until_terminal=True))[-1]
+    assert end.reason == sandbox_pb2.SANDBOX_REASON_EXPIRED
+    assert (await command).exec.result.exit_code == 0
+    assert (await wire.get(busy)).state == READY
+    await wire.delete(busy)
+
+
+async def test_without_heartbeats_it_ends(wire: Wire) -> None:
+    alive, dead = await wire.ready(heartbeat_timeout=seconds(5)), await wire.ready(heartbeat_timeout=seconds(5))
+    waiting = asyncio.ensure_future(wire.wait(dead, until_terminal=True))
+    while not waiting.done():
+        beat = await wire.call(
+            wire.sandboxes.Heartbeat, sandbox_service_pb2.HeartbeatRequest(sandbox_ids=[alive, "never-was"])
+        )
+        assert list(beat.missing_sandbox_ids) == ["never-was"]
+        await asyncio.wait([waiting], timeout=1)
+    assert waiting.result()[-1].reason == sandbox_pb2.SANDBOX_REASON_EXPIRED
+    assert (await wire.get(alive)).state == READY
+    await wire.delete(alive)
+
+
+async def test_lists_filter_and_page(wire: Wire) -> None:
+    group = unique()
+    names = [(await wire.create(labels={"group": group, "odd": str(n % 2)})).sandbox_id for n in range(7)]
+
+    async def listed(**more) -> list[str]:
+        found, token = [], ""
+        while True:
+            request = sandbox_service_pb2.ListSandboxesRequest(page_size=2, page_token=token, **more)
+            page = await wire.call(wire.sandboxes.ListSandboxes, request)
+            assert len(page.sandboxes) <= 2
+            found += [sandbox.sandbox_id for sandbox in page.sandboxes]
+            token = page.next_page_token
+            if not token:
+                return found
+
+    assert sorted(await listed(labels={"group": group})) == sorted(names)
+    assert sorted(await listed(labels={"group": group, "odd": "1"})) == sorted(names[1::2])
+    for name in names[:3]:
+        await wire.delete(name)
+        await wire.wait(name, until_terminal=True)
+    assert sorted(await listed(labels={"group": group})) == sorted(names[3:])
+    assert sorted(await listed(labels={"group": group}, states=[DELETED])) == sorted(names[:3])
+    for name in names[3:]:
+        await wire.delete(name)
+
+
+async def test_a_burst_queues_and_every_sandbox_becomes_ready(wire: Wire) -> None:
+    group = unique()
+    names = await asyncio.gather(*(wire.ready(labels={"group": group}) for _ in range(40)))
+    outputs = await asyncio.gather(*(wire.output(name, "echo $((6 * 7))") for name in names))
+    assert outputs == [b"42\n"] * 40
+    await asyncio.gather(*(wire.delete(name) for name in names))
+    ends = await asyncio.gather(*(wire.wait(name, until_terminal=True) for name in names))
+    assert {end[-1].reason for end in ends} == {sandbox_pb2.SANDBOX_REASON_REQUESTED}
+
+
+async def test_one_deleted_while_it_is_made_leaves_nothing(wire: Wire) -> None:
+    for _ in range(10):
+        created = await wire.create()
+        await wire.delete(created.sandbox_id)
+        end = (await wire.wait(created.sandbox_id, until_terminal=True))[-1]
+        assert (end.state, end.reason) == (DELETED, sandbox_pb2.SANDBOX_REASON_REQUESTED)
+
+
+async def test_a_secret_environment_reaches_commands_and_nothing_else(wire: Wire, platform) -> None:
+    secret = secrets.token_hex(16)
+    name = await wire.ready(secret_env={"TOKEN": secret}, env={"TOKEN": "overridden", "PLAIN": "x"})
+    while True:
+        try:
+            assert await wire.output(name, "echo $TOKEN $PLAIN") == f"{secret} x\n".encode()
+            break
+        except grpc.aio.AioRpcError as error:
+            # READY may be told a moment before the agent has it; a command never runs without it.
+            assert reason_of(error) == "SECRET_ENV_PENDING"
+    assert secret not in str(await wire.get(name))
+    assert secret not in platform.output()
+    stored = b"".join(path.read_bytes() for path in (platform.data / "valkey").rglob("*") if path.is_file())
+    assert stored
+    assert secret.encode() not in stored
+    await wire.delete(name)
+
+
+async def test_sandboxes_do_not_see_each_other(wire: Wire) -> None:
+    one, two = await wire.ready(), await wire.ready()
+    await wire.output(one, "echo mine > /tmp/file; echo mine > /usr/share/orchard-test; (sleep 60 &) ; echo ok")
+    assert await wire.output(two, "ls /tmp /usr/share/orchard-test 2>/dev/null; true") == b""
+    assert b"sleep 60" not in await wire.output(two, "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline; echo; done")
+    for name in (one, two):
+        await wire.delete(name)
+
+
+async def test_other_tenants_see_nothing(wire: Wire, platform) -> None:
+    from orchard.admin.v1 import admin_pb2, key_service_pb2
+    from tests.support.wire import wire_to
+
+    name = await wire.ready()
+    made = await wire.call(
+        wire.keys.CreateKey, key_service_pb2.CreateKeyRequest(tenant="other", roles=[admin_pb2.ROLE_USER])
+    )
+    async with wire_to(platform.endpoint, made.secret) as other:
+        for attempt in (other.get(name), other.run(name, "true"), other.delete(name), other.wait(name)):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await attempt
+            assert (caught.value.code(), reason_of(caught.value)) == (grpc.StatusCode.NOT_FOUND, "SANDBOX_NOT_FOUND")
+        same = await other.ready(name)
+        assert (await other.get(same)).uid != (await wire.get(name)).uid
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await other.call(other.keys.ListKeys, key_service_pb2.ListKeysRequest())
+        assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
+        await other.delete(same)
+        await wire.call(wire.keys.RevokeKey, key_service_pb2.RevokeKeyRequest(key_id=made.key.key_id))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await other.get(name)
+        assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert await wire.output(name, "echo still here") == b"still here\n"
+    await wire.delete(name)
+
+
+async def test_usage_is_added_up(wire: Wire) -> None:
+    from orchard.admin.v1 import usage_service_pb2
+
+    label = unique()
+    name = await wire.ready(labels={"run": label}, resources=sandbox_pb2.Resources(cpu=2, memory_bytes=1 << 30))
+    await wire.output(name, "sleep 1")
+    await wire.delete(name)
+    await wire.wait(name, until_terminal=True)
+    request = usage_service_pb2.GetUsageRequest(group_by_label="run")
+    for _ in range(100):
+        found = [one for one in (await wire.call(wire.usage.GetUsage, request)).usages if one.label_value == label]
+        if found and found[0].sandbox_seconds > 1:
+            break
+        await asyncio.sleep(0.1)  # written behind the scenes, about once a second
+    (usage,) = found
+    assert usage.sandboxes == 1
+    assert 1 < usage.sandbox_seconds < 30
+    assert usage.cpu_hours == pytest.approx(usage.sandbox_seconds * 2 / 3600)

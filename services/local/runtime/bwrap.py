@@ -10,13 +10,10 @@ from typing import Final
 from services.local.runtime.rootfs import HOST_NAME
 
 DEFAULT_SHM_BYTES: Final = 64 << 20
-# What the kernel tells of the whole machine: keys of others, addresses and memory of the kernel.
-_HIDDEN_FILES: Final = (
-    *("keys", "key-users", "slabinfo", "timer_list", "sched_debug", "vmallocinfo", "kcore", "kallsyms", "kmsg"),
-    *("kpagecount", "kpageflags", "kpagecgroup", "latency_stats", "pagetypeinfo", "sysrq-trigger"),
-)
-_HIDDEN_FOLDERS: Final = ("acpi", "scsi", "asound")
-_READ_ONLY_FOLDERS: Final = ("sys", "irq", "bus", "fs", "driver", "tty", "mtrr")
+# What tells of the whole machine though every user may read it. The rest of the kind (slabinfo, timer_list,
+# vmallocinfo, kcore, kpage*) only # the machine's root may, which a sandbox's root never is.
+_HIDDEN_FILES: Final = ("keys", "key-users", "sched_debug", "timer_list", "slabinfo", "vmallocinfo", "kallsyms")
+_OTHERS_MAY_READ: Final = 0o004
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +52,22 @@ def arguments(root: Root, sandbox: str) -> tuple[str, ...]:
             flags += ["--overlay-src", lower]
         flags += ["--overlay", f"{sandbox}/u/{index}", f"{sandbox}/w/{index}", overlay.target]
     flags += ["--proc", "/proc", "--dev", "/dev"]
-    for name in _present(_READ_ONLY_FOLDERS):
-        flags += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
-    for name in _present(_HIDDEN_FILES):
+    # Parts of it belong to whoever owns the network namespace.
+    flags += ["--ro-bind", "/proc/sys", "/proc/sys"]
+    for name in _readable(_HIDDEN_FILES):
         flags += ["--ro-bind", "/dev/null", f"/proc/{name}"]
-    for name in _present(_HIDDEN_FOLDERS):
-        flags += ["--perms", "0555", "--size", "4096", "--tmpfs", f"/proc/{name}"]
     flags += ["--perms", "1777", "--size", str(root.shm_bytes or DEFAULT_SHM_BYTES), "--tmpfs", "/dev/shm"]  # noqa: S108
     if root.resolver is not None:
         flags += ["--ro-bind", root.resolver, "/etc/resolv.conf"]
     return (*flags, "--clearenv", "--chdir", "/")
 
 
-def _present(names: Iterable[str]) -> list[str]:
-    return [name for name in names if os.path.exists(f"/proc/{name}")]  # noqa: PTH110
+def _readable(names: Iterable[str]) -> list[str]:
+    found = []
+    for name in names:
+        try:
+            if os.stat(f"/proc/{name}").st_mode & _OTHERS_MAY_READ:  # noqa: PTH116
+                found.append(name)
+        except FileNotFoundError:
+            continue
+    return found

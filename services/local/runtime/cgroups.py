@@ -1,20 +1,19 @@
 """Limits of a sandbox's commands by control groups: version 1 (also the hybrid layout) as root, version 2 where it is
 delegated.
 
-A group is made by the starter and removed by the node daemon. The agent stays outside: it hands each command's
+The agent stays outside: it hands each command's
 launcher the open `cgroup.procs` files, so that running out of memory ends commands and never the agent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-
-from services.local.runtime.plan import Limits
 
 ROOT: Final = Path("/sys/fs/cgroup")
 VERSION_1: Final = "cgroup-v1"
@@ -22,6 +21,15 @@ VERSION_2: Final = "cgroup-v2"
 _CONTROLLERS: Final = ("memory", "pids", "cpu", "freezer")
 _CPU_PERIOD_MICROSECONDS: Final = 100_000
 _REMOVE_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What commands may use; zero is not limited."""
+
+    cpu: float = 0.0
+    memory_bytes: int = 0
+    pids: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +55,18 @@ class Cgroups:
 class Group:
     """Open files of one sandbox's groups."""
 
-    procs: list[int]
-    oom_event: int | None
-    oom_counter: int | None
+    procs: tuple[int, ...] = ()
+    oom_event: int | None = None
+    oom_counter: int | None = None
+
+    def close(self) -> None:
+        """Close them."""
+        for descriptor in (*self.procs, self.oom_event, self.oom_counter):
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+NO_GROUP: Final = Group()
 
 
 def open_group(paths: Mapping[str, str], limits: Limits) -> Group:
@@ -60,7 +77,7 @@ def open_group(paths: Mapping[str, str], limits: Limits) -> Group:
         _limit_version_1(paths, limits)
     elif "unified" in paths:
         _limit_version_2(paths["unified"], limits)
-    procs = [os.open(f"{path}/cgroup.procs", os.O_WRONLY) for path in paths.values()]
+    procs = tuple(os.open(f"{path}/cgroup.procs", os.O_WRONLY) for path in paths.values())
     event, counter = _watch_memory(paths)
     return Group(procs, event, counter)
 
@@ -129,6 +146,22 @@ def remove_group(paths: Mapping[str, str]) -> None:
                     raise
                 _kill_all(path)
                 time.sleep(0.002)
+
+
+def remove_others(found: Cgroups, known: Iterable[str]) -> None:
+    """Remove the groups of sandboxes that are not known any more."""
+    kept = set(known)
+    for parent in found.parents.values():
+        for group in Path(parent).iterdir():
+            if group.is_dir() and group.name not in kept:
+                remove_group({"": str(group)})
+
+
+def remove_parents(found: Cgroups) -> None:
+    """Remove what `find` made, unless sandboxes still use it."""
+    for parent in found.parents.values():
+        with contextlib.suppress(OSError):
+            Path(parent).rmdir()
 
 
 def _kill_all(path: str) -> None:

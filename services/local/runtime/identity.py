@@ -40,15 +40,15 @@ class Identity:
         # The name, in parentheses, may hold spaces and parentheses itself; the state (field 3) follows the last one.
         return cls(pid, int(stat.rpartition(")")[2].split()[19]))
 
-    def open(self) -> int:
-        """A pidfd of exactly this process.
+    def open(self, proc: int | None = None) -> int:
+        """A pidfd of exactly this process. `proc`: as for `of`.
 
         Raises:
             ProcessLookupError: it is gone.
         """
         descriptor = os.pidfd_open(self.pid)
         try:
-            if Identity.of(self.pid) == self:
+            if Identity.of(self.pid, proc) == self:
                 return descriptor
         except ProcessLookupError:
             pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from services.local.runtime.identity import Identity
@@ -58,27 +58,16 @@ class Ids:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What commands may use; zero is not limited."""
-
-    cpu: float = 0.0
-    memory_bytes: int = 0
-    pids: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """One sandbox to start, or to give a fresh agent.
 
     Attributes:
-        folder: its folder on this machine, with `state/` for the agent.
+        folder: its folder, as the zygote sees it, with `state/` for the agent.
         socket_folder: where the agent's socket goes.
         ids: the id maps.
         bwrap: arguments of bwrap apart from descriptors and the command.
         layers: how many overlays `bwrap` names: upper and work folders u/0.. and w/0..
         host_network: it stays in the machine's network namespace.
-        limits: what its commands may use.
-        cgroup: paths of its groups by controller, to be made; empty: no cgroups.
         agent: fields of AgentConfig apart from descriptors; None starts the namespaces alone, as a probe.
         init: join the namespaces of this process instead of making new ones.
     """
@@ -89,8 +78,6 @@ class Plan:
     bwrap: tuple[str, ...] = ()
     layers: int = 0
     host_network: bool = False
-    limits: Limits = Limits()
-    cgroup: Mapping[str, str] = field(default_factory=dict)
     agent: Mapping[str, Any] | None = None
     init: Identity | None = None
 
@@ -105,7 +92,6 @@ class Plan:
         ids = values["ids"]
         ids["ranges"] = tuple(Range(**r) for r in ids["ranges"])
         values["ids"] = Ids(**ids)
-        values["limits"] = Limits(**values["limits"])
         values["bwrap"] = tuple(values["bwrap"])
         values["init"] = None if values["init"] is None else Identity(**values["init"])
         return cls(**values)

@@ -6,11 +6,12 @@ import asyncio
 import fcntl
 import json
 import os
+import select
 import shutil
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +20,15 @@ from typing import Any, Final
 from services.common.logs import get_logger
 from services.local.runtime import cgroups
 from services.local.runtime.bwrap import Overlay, Root, arguments
+from services.local.runtime.cgroups import Limits
 from services.local.runtime.identity import Identity, has_ended, kill
 from services.local.runtime.model import Abilities, Ended, Image, Reason, Request
-from services.local.runtime.plan import Limits, Plan
+from services.local.runtime.plan import Plan
 from services.local.runtime.removal import remove_tree
 from services.local.runtime.setup import Machine
-from services.local.runtime.starter import PROCESSES_FILE, SOCKET_NAME, StartError
+from services.local.runtime.starter import LOCK_FILE, PROCESSES_FILE, SOCKET_NAME, StartError
 from services.local.runtime.userids import USER_GAP
-from services.local.runtime.zygote_client import Answer, Zygote, ZygoteError
+from services.local.runtime.zygote_client import Answer, Zygote, ZygoteDiedError, ZygoteError
 
 _log = get_logger(__name__)
 
@@ -36,6 +38,8 @@ _HOME: Final = "/root"
 _LISTEN_SECONDS: Final = 2.0
 _LISTEN_POLL_SECONDS: Final = 0.001
 _KILL_SECONDS: Final = 10.0
+_LOCK_SECONDS: Final = 35.0
+_LOCK_POLL_SECONDS: Final = 0.01
 _MOST_RESTARTS: Final = 5
 _RESTART_WINDOW_SECONDS: Final = 60.0
 
@@ -49,6 +53,7 @@ class _Live:
     """A sandbox whose init runs."""
 
     plan: Plan
+    limits: Limits
     init: Identity
     init_fd: int
     agent_fd: int | None = None
@@ -86,38 +91,56 @@ class ProcessRuntime:
         Raises:
             StartError: it could not be made; nothing of it runs.
         """
-        self._make_folders(request.uid)
+        limits = _limits(request)
         plan = self._plan(request, image)
-        try:
-            answer = await self._zygote.ask(plan)
-        except ZygoteError as error:
-            raise StartError(str(error)) from None
-        live = self._watch_over(request.uid, plan, answer)
+        for last in (False, True):
+            self._make_folders(request.uid)
+            try:
+                answer = await self._ask(request.uid, plan, limits)
+                break
+            except ZygoteError as error:
+                raise StartError(str(error)) from None
+            except ZygoteDiedError:
+                await self._remove(request.uid)
+                if last:
+                    raise StartError(
+                        "the process that agents are forked from died twice while it was being made"
+                    ) from None
+        live = self._watch_over(request.uid, plan, limits, answer)
         started = time.perf_counter()
         await self._listens(live, request.uid)
         return {**answer.milliseconds, "listen": round((time.perf_counter() - started) * 1e3, 2)}
 
-    async def adopt(self, request: Request, image: Image | None) -> Ended | None:
-        """Take a sandbox over from a daemon before this one; says how it ended if it has.
+    async def _ask(self, uid: str, plan: Plan, limits: Limits) -> Answer:
+        group = cgroups.open_group(self._machine.cgroups.paths(uid), limits)
+        try:
+            return await self._zygote.ask(plan, group)
+        finally:
+            group.close()
 
-        One that was half made is ended and removed.
-        """
+    async def adopt(self, known: Sequence[tuple[Request, Image | None]]) -> list[Ended]:
+        """See Runtime."""
+        loop = asyncio.get_running_loop()
+        uids = [request.uid for request, _ in known]
+        await loop.run_in_executor(self._threads, self._remove_others, uids)
+        ended = await asyncio.gather(*(self._adopt_one(request, image) for request, image in known))
+        return [end for end in ended if end is not None]
+
+    async def _adopt_one(self, request: Request, image: Image | None) -> Ended | None:
         folder = self._machine.sandbox_folder(request.uid)
         try:
-            record = json.loads(await asyncio.to_thread(_read_record, folder))
-            init = Identity(**record["init"])
-            init_fd = init.open()
+            record = await asyncio.to_thread(_read_record, folder)
+            init_fd = record.init.open()
         except (OSError, ValueError):
             return Ended(request.uid, Reason.HOST_RESTART, "the platform was stopped or restarted under it")
-        plan = self._plan(request, image)
-        agent = None if record["agent"] is None else Identity(**record["agent"])
-        agent_fd = None
+        agent, agent_fd = record.agent, None
         if agent is not None:
             try:
                 agent_fd = agent.open()
             except ProcessLookupError:
                 agent = None
-        self._watch_over(request.uid, plan, Answer(init, init_fd, agent, agent_fd, {}))
+        plan = self._plan(request, image)
+        self._watch_over(request.uid, plan, _limits(request), Answer(record.init, init_fd, agent, agent_fd, {}))
         return None
 
     async def watch(self) -> AsyncIterator[Ended]:
@@ -136,8 +159,10 @@ class ProcessRuntime:
             live.deleting = True
             kill(live.init_fd)
             await self._gone(uid, live)
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._threads, self._remove_files, uid)
+        await self._remove(uid)
+
+    async def _remove(self, uid: str) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._remove_files, uid)
 
     async def close(self) -> None:
         """Stop watching over sandboxes; they live on."""
@@ -145,6 +170,7 @@ class ProcessRuntime:
             self._forget(live)
         self._live.clear()
         self._threads.shutdown(wait=False)
+        cgroups.remove_parents(self._machine.cgroups)
 
     # What a sandbox is made of
 
@@ -167,14 +193,12 @@ class ProcessRuntime:
         )
         agent = self._agent_fields(request, image)
         return Plan(
-            folder=str(machine.sandbox_folder(request.uid)),
-            socket_folder=str(machine.socket_folder(request.uid)),
+            folder=machine.inside(machine.sandbox_folder(request.uid)),
+            socket_folder=machine.inside(machine.socket_folder(request.uid)),
             ids=machine.ids,
             bwrap=arguments(root, machine.inside(machine.sandbox_folder(request.uid))),
             layers=len(root.overlays),
             host_network=request.host_network,
-            limits=Limits(resources.cpu, resources.memory_bytes, resources.pids or DEFAULT_PIDS),
-            cgroup=machine.cgroups.paths(request.uid),
             agent=agent,
         )
 
@@ -208,8 +232,8 @@ class ProcessRuntime:
 
     # Its processes
 
-    def _watch_over(self, uid: str, plan: Plan, answer: Answer) -> _Live:
-        live = _Live(plan=plan, init=answer.init, init_fd=answer.init_fd)
+    def _watch_over(self, uid: str, plan: Plan, limits: Limits, answer: Answer) -> _Live:
+        live = _Live(plan=plan, limits=limits, init=answer.init, init_fd=answer.init_fd)
         self._live[uid] = live
         loop = asyncio.get_running_loop()
         loop.add_reader(live.init_fd, self._init_ended, uid, live)
@@ -252,14 +276,12 @@ class ProcessRuntime:
             socket_folder=live.plan.socket_folder,
             ids=live.plan.ids,
             host_network=live.plan.host_network,
-            limits=live.plan.limits,
-            cgroup=live.plan.cgroup,
             agent=fields,
             init=live.init,
         )
         try:
-            answer = await self._zygote.ask(plan)
-        except (StartError, ZygoteError) as error:
+            answer = await self._ask(uid, plan, live.limits)
+        except (StartError, ZygoteError, OSError) as error:
             if not live.deleting and not has_ended(live.init_fd):
                 await self._fail(uid, live, f"no fresh agent could be started: {error}")
             return
@@ -325,6 +347,14 @@ class ProcessRuntime:
 
     # Its files
 
+    def _remove_others(self, known: list[str]) -> None:
+        """What daemons before this one were still removing when they ended."""
+        machine = self._machine
+        uids = {path.name for parent in (machine.sandboxes, machine.sockets) for path in parent.iterdir()}
+        for uid in uids - set(known):
+            self._remove_files(uid)
+        cgroups.remove_others(machine.cgroups, known)
+
     def _remove_files(self, uid: str) -> None:
         folder = self._machine.sandbox_folder(uid)
         _end_recorded(folder)
@@ -333,24 +363,49 @@ class ProcessRuntime:
         remove_tree(folder)
 
 
+def _limits(request: Request) -> Limits:
+    resources = request.resources
+    return Limits(resources.cpu, resources.memory_bytes, resources.pids or DEFAULT_PIDS)
+
+
 def _stop_watching(descriptor: int) -> None:
     asyncio.get_running_loop().remove_reader(descriptor)
     os.close(descriptor)
 
 
-def _read_record(folder: Path) -> str:
-    """The record, once no starter is at work on it any more."""
-    with (folder / "lock").open("r+b") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return (folder / PROCESSES_FILE).read_text(encoding="utf-8")
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What a starter wrote down."""
+
+    init: Identity
+    agent: Identity | None
+
+
+def _read_record(folder: Path) -> _Record:
+    """The record, once no starter is at work on it any more: a zygote whose daemon died ends at once."""
+    with (folder / LOCK_FILE).open("r+b") as lock:
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_LOCK_POLL_SECONDS)
+        values = json.loads((folder / PROCESSES_FILE).read_text(encoding="utf-8"))
+    agent = values["agent"]
+    return _Record(Identity(**values["init"]), None if agent is None else Identity(**agent))
 
 
 def _end_recorded(folder: Path) -> None:
-    """Kill the init of a half-made sandbox that nobody watches over."""
+    """Kill the init of a sandbox that nobody watches over, and wait until it is gone."""
     try:
-        init = Identity(**json.loads(_read_record(folder))["init"])
-        descriptor = init.open()
+        descriptor = _read_record(folder).init.open()
     except (OSError, ValueError):
         return
-    kill(descriptor)
-    os.close(descriptor)
+    try:
+        kill(descriptor)
+        select.select([descriptor], [], [], _KILL_SECONDS)
+    finally:
+        os.close(descriptor)

@@ -21,17 +21,15 @@ HOST_NAME: Final = "sandbox"
 
 # Folders of the host that a sandbox sees, each as an overlay of its own. Of /var only the package databases: the rest
 # is the host's state.
-_SHOWN: Final = ("/usr", "/etc", "/opt", "/var/lib/dpkg", "/var/lib/apt", "/var/lib/pacman", "/var/lib/rpm")
+_SHOWN: Final = ("/usr", "/etc", "/opt", "/var/lib/dpkg", "/var/lib/pacman", "/var/lib/rpm")
 # Top folders that are links into /usr on most systems and folders of their own on the others.
 _PROGRAM_FOLDERS: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _EMPTY: Final = {
     **dict.fromkeys(("proc", "dev", "sys", "run", "home", "mnt", "srv", "media", "boot", "opt", "usr", "etc"), 0o755),
-    **dict.fromkeys(
-        ("var", "var/cache", "var/cache/apt", "var/cache/apt/archives", "var/cache/apt/archives/partial"), 0o755
-    ),
-    **dict.fromkeys(
-        ("var/lib", "var/lib/misc", "var/log", "var/log/apt", "var/spool", "var/opt", "var/cache/debconf"), 0o755
-    ),
+    **dict.fromkeys(("var", "var/lib", "var/lib/misc", "var/log", "var/log/apt", "var/spool", "var/opt"), 0o755),
+    **dict.fromkeys(("var/lib/apt", "var/lib/apt/lists", "var/lib/apt/lists/partial"), 0o755),
+    **dict.fromkeys(("var/cache", "var/cache/debconf", "var/cache/apt"), 0o755),
+    **dict.fromkeys(("var/cache/apt/archives", "var/cache/apt/archives/partial"), 0o755),
     "tmp": 0o1777,
     "var/tmp": 0o1777,
     "run/lock": 0o1777,
@@ -104,7 +102,8 @@ def build_host_root(folder: Path, *, owner: int | None, private: Iterable[Path],
 
 
 def _is_folder(path: str) -> bool:
-    return os.path.isdir(path) and not os.path.islink(path)  # noqa: PTH112, PTH114
+    """A folder of its own with something in it."""
+    return os.path.isdir(path) and not os.path.islink(path) and bool(os.listdir(path))  # noqa: PTH112, PTH114, PTH208
 
 
 def _digest(hidden: Mapping[str, list[str]], files: Mapping[str, tuple[str, int]], owner: int | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pwd
 import uuid
@@ -51,13 +52,23 @@ class Machine:
     host_root: HostRoot
     gaps: tuple[str, ...]
 
+    @property
+    def sandboxes(self) -> Path:
+        """Folder of all sandboxes."""
+        return self.data / "sandboxes"
+
+    @property
+    def sockets(self) -> Path:
+        """Folder of all agents' sockets."""
+        return self.run / "a"
+
     def sandbox_folder(self, uid: str) -> Path:
         """Folder of one sandbox."""
-        return self.data / "sandboxes" / uid
+        return self.sandboxes / uid
 
     def socket_folder(self, uid: str) -> Path:
         """Folder of one agent's socket."""
-        return self.run / "a" / uid
+        return self.sockets / uid
 
     def image_folder(self, digest: str) -> Path:
         """Folder of one image."""
@@ -72,17 +83,22 @@ class Machine:
         return tuple(overlays)
 
     def inside(self, path: Path) -> str:
-        """The path of something below `data` as bwrap sees it."""
+        """The path of something of ours as the zygote and bwrap see it."""
         if not self.ids.privileged:
             return str(path)
-        for folder, short in _on_stage(self.data).items():
+        for folder, short in _on_stage(self.data, self.run).items():
             if path.is_relative_to(folder):
                 return f"{short}/{path.relative_to(folder)}"
         raise ValueError(f"{path} is not on the stage")
 
 
-def _on_stage(data: Path) -> dict[Path, str]:
-    return {data / "sandboxes": stage.SANDBOXES, data / "images": stage.IMAGES, data / "base": stage.BASE}
+def _on_stage(data: Path, run: Path) -> dict[Path, str]:
+    return {
+        data / "sandboxes": stage.SANDBOXES,
+        data / "images": stage.IMAGES,
+        data / "base": stage.BASE,
+        run / "a": stage.SOCKETS,
+    }
 
 
 async def prepare(data: Path, run: Path, lifeline: int, *, agent_module: str = AGENT_MODULE) -> tuple[Machine, Zygote]:
@@ -94,7 +110,7 @@ async def prepare(data: Path, run: Path, lifeline: int, *, agent_module: str = A
     for folder in (data, data / "sandboxes", data / "images", data / "base", run / "a", run / "stage"):
         folder.mkdir(parents=True, exist_ok=True)
     (data / "sandboxes").chmod(0o711)
-    groups = cgroups.find("orchard")
+    groups = cgroups.find(f"orchard-{hashlib.sha256(str(data).encode()).hexdigest()[:10]}")
     errors: list[tuple[Ids, str]] = []
     for ids in userids.candidates():
         try:
@@ -131,7 +147,7 @@ async def _try(
     folder.mkdir(mode=0o711)
     overlays = machine.host_overlays()
     plan = Plan(
-        folder=str(folder),
+        folder=machine.inside(folder),
         socket_folder="",
         ids=ids,
         bwrap=arguments(Root(overlays), machine.inside(folder)),
@@ -172,6 +188,6 @@ def _stage(machine: Machine) -> stage.Stage:
         shift=ids.owner if ids.mapped_layers else 0,
         count=ids.ranges[0].count,
         shifted={path: path for path in shown},
-        plain={short: str(path) for path, short in _on_stage(machine.data).items()},
+        plain={short: str(path) for path, short in _on_stage(machine.data, machine.run).items()},
         links=links,
     )

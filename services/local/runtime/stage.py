@@ -18,6 +18,7 @@ from typing import Any, Final
 from services.local.runtime import linux
 
 SANDBOXES: Final = "/s"
+SOCKETS: Final = "/a"
 IMAGES: Final = "/i"
 BASE: Final = "/b"
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")

@@ -1,8 +1,8 @@
-"""Makes one sandbox, or gives one a fresh agent. Runs in a child of the zygote that is forked for it and ends with it.
+"""Makes one sandbox, or gives one a fresh agent; runs in the zygote.
 
-Everything here is synchronous and single-threaded: setns wants it so. The order makes every death of this process
-harmless: bwrap finds no upper layers and fails unless the processes have been recorded, and the agent waits until it
-has been.
+Each is a generator that yields the descriptor whose readability it waits for, so that one single-threaded process, as
+setns and fork want it, makes several at a time. The order makes a death at any point harmless: bwrap finds no upper
+layers and fails unless the processes have been recorded, and the agent waits until it has been.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import contextlib
 import fcntl
 import json
 import os
-import select
 import signal
+import socket
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from services.local.runtime import cgroups, linux
-from services.local.runtime.harden import harden
+from services.local.runtime import linux
+from services.local.runtime.harden import close_others, harden
 from services.local.runtime.identity import Identity
 from services.local.runtime.plan import RUN_MAP_TOOLS, Ids, Plan, Range
 from services.local.runtime.seccomp import program
@@ -29,15 +30,12 @@ PROCESSES_FILE: Final = "processes.json"
 LOCK_FILE: Final = "lock"
 LOG_FILE: Final = "agent.log"
 SOCKET_NAME: Final = "s"
-DEADLINE_SECONDS: Final = 30
+DEADLINE_SECONDS: Final = 30.0
 _NAMESPACES: Final = (
-    linux.CLONE_NEWUSER
-    | linux.CLONE_NEWNS
-    | linux.CLONE_NEWPID
-    | linux.CLONE_NEWIPC
-    | linux.CLONE_NEWUTS
-    | linux.CLONE_NEWCGROUP
+    linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS | linux.CLONE_NEWCGROUP
 )
+# What a starter does next: wait for a descriptor.
+Steps = Generator[int, None, "Made"]
 
 
 class StartError(Exception):
@@ -50,17 +48,31 @@ class Tools:
 
     Attributes:
         bwrap: path of the binary, as seen where bwrap is started.
-        open_launcher: gives a descriptor of the static init.
         run_agent: runs the agent with AgentConfig's fields until it ends.
         lifeline: the descriptor whose end of file ends every sandbox.
-        stage: descriptor of the mount namespace in which bwrap is started; None: this one.
+        proc: a descriptor of the machine's proc file system.
+        own_pids: a descriptor of the zygote's own pid namespace.
     """
 
     bwrap: str
-    open_launcher: Callable[[], int]
     run_agent: Callable[[dict[str, Any]], int]
     lifeline: int
-    stage: int | None
+    proc: int
+    own_pids: int
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Descriptors that came with a request; closed when it has been answered."""
+
+    launcher: int
+    cgroup_procs: tuple[int, ...]
+    oom_event: int | None
+    oom_counter: int | None
+
+    def all(self) -> list[int]:
+        """Every one."""
+        return [self.launcher, *self.cgroup_procs, *(d for d in (self.oom_event, self.oom_counter) if d is not None)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,41 +86,36 @@ class Made:
     milliseconds: dict[str, float]
 
 
-def make(plan: Plan, tools: Tools) -> Made | None:
-    """Do it. Returns None in the agent's process, once that has ended.
+def make(plan: Plan, given: Given, tools: Tools) -> Steps:
+    """Do it. In the agent's process this returns never.
 
     Raises:
         StartError: it cannot be done; what was begun has ended.
         OSError: likewise.
     """
     clock = _Clock()
-    folder = os.open(plan.folder, os.O_RDONLY | os.O_DIRECTORY)
-    fcntl.flock(os.open(LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600, dir_fd=folder), fcntl.LOCK_EX)
-    things = _AgentThings.open(plan, folder)
-    # One for each sandbox: should somebody inside get at it, it is nobody else's.
-    launcher = tools.open_launcher()
-    clock.mark("folders")
-    init = plan.init or _start_namespaces(plan, tools, folder, launcher, clock)
-    init_fd = init.open()
-    if plan.agent is None or things is None:
-        return Made(init, init_fd, None, None, clock.milliseconds)
-    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-    # Its memory, environment and descriptors must be out of reach before anything inside can see it.
-    linux.prctl(linux.PR_SET_DUMPABLE, 0)
-    linux.setns(init_fd, _NAMESPACES | (0 if plan.host_network else linux.CLONE_NEWNET))
-    clock.mark("join")
-    recorded_read, recorded_write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(recorded_write)
-        _become_agent(plan, tools, things, launcher, recorded_read)
-        return None
-    agent_fd = os.pidfd_open(pid)
-    agent = Identity.of(pid, proc)
-    _record(folder, init, agent)
-    os.write(recorded_write, b"1")
-    clock.mark("fork")
-    return Made(init, init_fd, agent, agent_fd, clock.milliseconds)
+    with contextlib.ExitStack() as held:
+        folder = _hold(held, os.open(plan.folder, os.O_RDONLY | os.O_DIRECTORY))
+        lock = _hold(held, os.open(LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600, dir_fd=folder))
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        init = plan.init or (yield from _start_namespaces(plan, given, tools, folder, clock))
+        init_fd = init.open(tools.proc)
+        if plan.agent is None:
+            return Made(init, init_fd, None, None, clock.milliseconds)
+        try:
+            agent, agent_fd = yield from _start_agent(plan, given, tools, folder, init=init, init_fd=init_fd)
+        except BaseException:
+            if plan.init is None:
+                signal.pidfd_send_signal(init_fd, signal.SIGKILL)
+            os.close(init_fd)
+            raise
+        clock.mark("fork")
+        return Made(init, init_fd, agent, agent_fd, clock.milliseconds)
+
+
+def _hold(held: contextlib.ExitStack, descriptor: int) -> int:
+    held.callback(os.close, descriptor)
+    return descriptor
 
 
 class _Clock:
@@ -122,76 +129,50 @@ class _Clock:
         self._last = now
 
 
-@dataclass(frozen=True, slots=True)
-class _AgentThings:
-    """Descriptors that the agent takes along; opened while the machine's files can be seen."""
-
-    state: int
-    socket_folder: int
-    log: int
-    cgroup_procs: list[int]
-    oom_event: int | None
-    oom_counter: int | None
-
-    @classmethod
-    def open(cls, plan: Plan, folder: int) -> _AgentThings | None:
-        if plan.agent is None:
-            return None
-        socket_folder = os.open(plan.socket_folder, os.O_PATH | os.O_DIRECTORY)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(SOCKET_NAME, dir_fd=socket_folder)
-        group = cgroups.open_group(plan.cgroup, plan.limits)
-        return cls(
-            state=os.open("state", os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder),
-            socket_folder=socket_folder,
-            log=os.open(LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600, dir_fd=folder),
-            cgroup_procs=group.procs,
-            oom_event=group.oom_event,
-            oom_counter=group.oom_counter,
-        )
-
-    def descriptors(self) -> list[int]:
-        optional = [d for d in (self.oom_event, self.oom_counter) if d is not None]
-        return [self.state, self.socket_folder, *self.cgroup_procs, *optional]
+# The namespaces
 
 
-def _start_namespaces(plan: Plan, tools: Tools, folder: int, launcher: int, clock: _Clock) -> Identity:
+def _start_namespaces(
+    plan: Plan, given: Given, tools: Tools, folder: int, clock: _Clock
+) -> Generator[int, None, Identity]:
     """Start bwrap up to the point where our init runs as process 1 of the new root."""
-    info_read, info_write = os.pipe()
-    block_read, block_write = os.pipe()
-    ready_read, ready_write = os.pipe()
-    errors = os.memfd_create("bwrap-errors")
-    null = os.open("/dev/null", os.O_RDWR)
-    if tools.stage is not None:
-        linux.setns(tools.stage, linux.CLONE_NEWNS)
-    passed = (info_write, block_read, ready_write, launcher, tools.lifeline)
-    arguments = [
-        "bwrap",
-        *("--info-fd", str(info_write), "--userns-block-fd", str(block_read)),
-        *plan.bwrap,
-        *("--as-pid-1", "--", f"/proc/self/fd/{launcher}", "init", str(tools.lifeline)),
-    ]
-    outer = _spawn_as(plan.ids.own_user, tools.bwrap, arguments, passed, (null, null, errors))
-    for descriptor in (info_write, block_read, ready_write, null):
-        os.close(descriptor)
-    clock.mark("spawn")
-    outer_fd = os.pidfd_open(outer)
-    try:
-        init = Identity.of(_read_child_pid(info_read, errors))
-        clock.mark("namespaces")
-        _record(folder, init, None)
-        _make_uppers(plan, folder)
-        _write_maps(plan.ids, init.pid)
-        os.write(block_write, b"1")
-        clock.mark("maps")
-        _await_init(init.pid, ready_read, errors)
-        clock.mark("mounts")
-    except BaseException:
-        signal.pidfd_send_signal(outer_fd, signal.SIGKILL)
-        raise
-    finally:
-        for descriptor in (info_read, block_write, ready_read, outer_fd):
+    with contextlib.ExitStack() as held:
+        info_read, info_write = os.pipe()
+        block_read, block_write = os.pipe()
+        ready_read, ready_write = os.pipe()
+        for descriptor in (info_read, block_write, ready_read):
+            _hold(held, descriptor)
+        errors = _hold(held, os.memfd_create("bwrap-errors"))
+        null = _hold(held, os.open("/dev/null", os.O_RDWR))
+        arguments = [
+            "bwrap",
+            *("--info-fd", str(info_write), "--userns-block-fd", str(block_read)),
+            *plan.bwrap,
+            *("--as-pid-1", "--", f"/proc/self/fd/{given.launcher}", "init", str(tools.lifeline)),
+        ]
+        passed = (info_write, block_read, ready_write, given.launcher, tools.lifeline)
+        outer = _spawn_as(plan.ids.own_user, tools.bwrap, arguments, passed, (null, null, errors))
+        for descriptor in (info_write, block_read, ready_write):
             os.close(descriptor)
+        outer_fd = _hold(held, os.pidfd_open(outer))
+        clock.mark("spawn")
+        try:
+            init = Identity.of((yield from _read_child_pid(info_read, errors)), tools.proc)
+            clock.mark("namespaces")
+            _record(folder, init, None)
+            _make_uppers(plan, folder)
+            yield from _write_maps(plan.ids, init.pid)
+            os.write(block_write, b"1")
+            clock.mark("maps")
+            # Our init's first act is to close what it need not have; bwrap's monitor has closed its own by then, or
+            # has ended.
+            yield ready_read
+            _check_init(init.pid, errors)
+            clock.mark("mounts")
+        except BaseException:
+            # GeneratorExit included: the request was given up.
+            signal.pidfd_send_signal(outer_fd, signal.SIGKILL)
+            raise
     return init
 
 
@@ -217,10 +198,11 @@ def _spawn_as(
             os.set_inheritable(descriptor, False)
 
 
-def _read_child_pid(info: int, errors: int) -> int:
+def _read_child_pid(info: int, errors: int) -> Generator[int, None, int]:
     text = b""
     # Up to the closing brace: bwrap keeps the descriptor open.
     while b"}" not in text:
+        yield info
         data = os.read(info, 4096)
         if not data:
             raise StartError(_complaint(errors))
@@ -244,9 +226,9 @@ def _make_uppers(plan: Plan, folder: int) -> None:
                 os.chown(path, plan.ids.owner, plan.ids.owner, dir_fd=folder)
 
 
-def _write_maps(ids: Ids, pid: int) -> None:
+def _write_maps(ids: Ids, pid: int) -> Generator[int, None, None]:
     if ids.how == RUN_MAP_TOOLS:
-        _run_map_tools(ids, pid)
+        yield from _run_map_tools(ids, pid)
         return
     if not ids.privileged:
         # The kernel's condition for a map that is written without privilege.
@@ -259,7 +241,7 @@ def _map_text(ids: Ids, outside: Callable[[Range], int]) -> str:
     return "\n".join(f"{r.inside} {outside(r)} {r.count}" for r in ids.ranges)
 
 
-def _run_map_tools(ids: Ids, pid: int) -> None:
+def _run_map_tools(ids: Ids, pid: int) -> Generator[int, None, None]:
     for tool, users in (("newuidmap", True), ("newgidmap", False)):
         numbers = [
             str(number)
@@ -274,21 +256,17 @@ def _run_map_tools(ids: Ids, pid: int) -> None:
             file_actions=[(os.POSIX_SPAWN_DUP2, errors, 2)],
             setsigdef=[signal.SIGCHLD],
         )
-        _, status = os.waitpid(child, 0)
+        ended = os.pidfd_open(child)
+        yield ended
+        os.close(ended)
         text = os.pread(errors, 1000, 0).decode(errors="replace").strip()
         os.close(errors)
-        if status != 0:
-            raise StartError(f"{tool} refused the id map: {text}")
+        # The exit code is the zygote's to reap; a tool that refuses says why and leaves the map empty.
+        if not Path(f"/proc/{pid}/{'uid' if users else 'gid'}_map").read_text(encoding="ascii").strip():
+            raise StartError(f"{tool} refused the id map: {text or 'it did not say why'}")
 
 
-def _await_init(pid: int, ready: int, errors: int) -> None:
-    """Wait until bwrap has become our init: only then is its root the sandbox's.
-
-    Our init's first act is to close what it need not have, `ready` among it; bwrap's monitor has closed it by then,
-    or has ended.
-    """
-    if not select.select([ready], [], [], DEADLINE_SECONDS)[0]:
-        raise StartError("bwrap did not make the sandbox in time")
+def _check_init(pid: int, errors: int) -> None:
     try:
         name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
@@ -308,15 +286,127 @@ def _record(folder: int, init: Identity, agent: Identity | None) -> None:
     os.rename(temporary, PROCESSES_FILE, src_dir_fd=folder, dst_dir_fd=folder)
 
 
-def _become_agent(plan: Plan, tools: Tools, things: _AgentThings, launcher: int, recorded: int) -> None:
-    if os.read(recorded, 1) != b"1":
-        os._exit(1)  # nobody would know of us
-    signal.alarm(0)
-    os.setsid()
+# The agent
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """Descriptors that the agent takes along; opened while the machine's files can be seen."""
+
+    state: int
+    socket_folder: int
+    log: int
+
+    @classmethod
+    def open(cls, plan: Plan, folder: int, held: contextlib.ExitStack) -> _Own:
+        socket_folder = _hold(held, os.open(plan.socket_folder, os.O_PATH | os.O_DIRECTORY))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(SOCKET_NAME, dir_fd=socket_folder)
+        state = _hold(held, os.open("state", os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder))
+        log = os.open(LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600, dir_fd=folder)
+        return cls(state, socket_folder, _hold(held, log))
+
+
+@dataclass(frozen=True, slots=True)
+class _Birth:
+    """All that an agent is born with. It reads a byte from `recorded` before it goes on."""
+
+    plan: Plan
+    given: Given
+    tools: Tools
+    own: _Own
+    recorded: int
+
+
+def _start_agent(
+    plan: Plan, given: Given, tools: Tools, folder: int, *, init: Identity, init_fd: int
+) -> Generator[int, None, tuple[Identity, int]]:
+    with contextlib.ExitStack() as held:
+        own = _Own.open(plan, folder, held)
+        recorded_read, recorded_write = os.pipe()
+        _hold(held, recorded_read)
+        _hold(held, recorded_write)
+        birth = _Birth(plan, given, tools, own, recorded_read)
+        if plan.ids.privileged:
+            agent, agent_fd = _fork_once(birth, init_fd)
+        else:
+            agent, agent_fd = yield from _fork_twice(birth, init_fd)
+        _record(folder, init, agent)
+        os.write(recorded_write, b"1")
+    return agent, agent_fd
+
+
+def _fork_once(birth: _Birth, init_fd: int) -> tuple[Identity, int]:
+    """With privilege over our own pid namespace too: for a moment children of the zygote are born in the sandbox's."""
+    linux.setns(init_fd, linux.CLONE_NEWPID)
+    pid = _fork_into(lambda: _become_agent(birth, init_fd))
+    linux.setns(birth.tools.own_pids, linux.CLONE_NEWPID)
+    return Identity.of(pid, birth.tools.proc), os.pidfd_open(pid)
+
+
+def _fork_twice(birth: _Birth, init_fd: int) -> Generator[int, None, tuple[Identity, int]]:
+    """Without: a child joins, is allowed everything there, and forks the agent."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        _fork_into(lambda: _join_and_fork(birth, init_fd, theirs))
+        theirs.close()
+        yield ours.fileno()
+        data, descriptors, _, _ = socket.recv_fds(ours, 1024, 1)
+    if not descriptors:
+        raise StartError(
+            f"the namespaces cannot be joined: {data.decode(errors='replace') or 'the joining process died'}"
+        )
+    return Identity(**json.loads(data)), descriptors[0]
+
+
+def _join_and_fork(birth: _Birth, init_fd: int, answer: socket.socket) -> None:
+    try:
+        _join(birth.plan, init_fd, linux.CLONE_NEWPID)
+        pid = os.fork()
+    except OSError as error:
+        answer.send(str(error).encode())
+        return
+    if pid == 0:
+        _become_agent(birth, None)
+    else:
+        identity = asdict(Identity.of(pid, birth.tools.proc))
+        socket.send_fds(answer, [json.dumps(identity).encode()], [os.pidfd_open(pid)])
+
+
+def _fork_into(work: Callable[[], None]) -> int:
+    """Fork a child that does `work` and ends: nothing of the zygote's may run there. Returns its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        work()
+    except BaseException:  # noqa: BLE001 (the log is the only one left to tell)
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _join(plan: Plan, init_fd: int, more: int = 0) -> None:
+    # Memory, environment and descriptors must be out of reach before anything inside can see this process.
+    linux.prctl(linux.PR_SET_DUMPABLE, 0)
+    linux.setns(init_fd, _NAMESPACES | more | (0 if plan.host_network else linux.CLONE_NEWNET))
+
+
+def _become_agent(birth: _Birth, init_fd: int | None) -> None:
+    plan, given, own = birth.plan, birth.given, birth.own
+    if init_fd is not None:
+        _join(plan, init_fd)
     null = os.open("/dev/null", os.O_RDWR)
-    for number, descriptor in enumerate((null, null, things.log)):
+    for number, descriptor in enumerate((null, null, own.log)):
         os.dup2(descriptor, number)
-    keep = [launcher, *things.descriptors()]
+    keep = [own.state, own.socket_folder, *given.all()]
+    # First of all our copies of the zygote's sockets: as long as they are open, nobody sees it die.
+    close_others([*keep, birth.recorded])
+    if os.read(birth.recorded, 1) != b"1":
+        return  # nobody would know of us
+    os.setsid()
     harden(
         keep,
         filter_program=program(ignore_chown=not plan.ids.switchable),
@@ -325,11 +415,11 @@ def _become_agent(plan: Plan, tools: Tools, things: _AgentThings, launcher: int,
     )
     fields = dict(plan.agent or {})
     fields.update(
-        listen=f"unix:/proc/self/fd/{things.socket_folder}/{SOCKET_NAME}",
-        state_fd=things.state,
-        launcher_fd=launcher,
-        cgroup_procs_fds=things.cgroup_procs,
-        oom_event_fd=things.oom_event,
-        oom_counter_fd=things.oom_counter,
+        listen=f"unix:/proc/self/fd/{own.socket_folder}/{SOCKET_NAME}",
+        state_fd=own.state,
+        launcher_fd=given.launcher,
+        cgroup_procs_fds=given.cgroup_procs,
+        oom_event_fd=given.oom_event,
+        oom_counter_fd=given.oom_counter,
     )
-    tools.run_agent(fields)
+    os._exit(birth.tools.run_agent(fields))

@@ -79,8 +79,8 @@ def why_none(errors: list[tuple[Ids, str]]) -> str:
     if not fixes:
         fixes.append(
             "in a container, start it with `--privileged`, or with `--security-opt seccomp=unconfined --security-opt "
-            "systempaths=unconfined --cap-add SYS_ADMIN`; elsewhere a kernel of 5.11 or newer that has user namespaces is "
-            "needed"
+            "systempaths=unconfined --cap-add SYS_ADMIN`; elsewhere a kernel of 5.11 or newer that has user namespaces "
+            "is needed"
         )
     return f"this machine allows no sandboxes. What to do: {'; or '.join(fixes)}. What was tried: {tried}"
 

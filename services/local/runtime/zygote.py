@@ -1,34 +1,38 @@
-"""A process that has everything imported and nothing started, forked for every sandbox.
+"""A process that has everything imported and nothing started; agents are forked from it.
 
     python -m services.local.runtime.zygote CONTROL_FD LIFELINE_FD CONFIGURATION
 
-It reads requests from a socket (each a plan in a memory file and a socket for the answer) and forks a starter for
-each. It ends when the socket does. It must stay single-threaded and free of gRPC objects: its children join
-namespaces and become agents.
+It reads requests from a socket (each a plan in a memory file, a socket for the answer and the agent's descriptors)
+and works on several at a time. It ends when the socket does. It must stay single-threaded and free of gRPC objects:
+its children join namespaces and become agents.
 """
 
 from __future__ import annotations
 
+import array
+import contextlib
 import gc
 import importlib
 import json
 import os
-import select
+import selectors
 import signal
 import socket
 import sys
 import time
 import traceback
+from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from services.local.runtime import linux
 from services.local.runtime.plan import Plan
 from services.local.runtime.stage import Stage, build_stage
-from services.local.runtime.starter import DEADLINE_SECONDS, Made, StartError, Tools, make
+from services.local.runtime.starter import DEADLINE_SECONDS, Given, Made, StartError, Tools, make
 
 READY: Final = b"ready"
-_REQUEST_BYTES: Final = 64
+_REQUEST_BYTES: Final = 256
+_MOST_DESCRIPTORS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,63 +67,166 @@ def main(arguments: list[str]) -> int:
     lifeline = int(arguments[1])
     configuration = Configuration.from_json(arguments[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the whole group; the daemon decides
+    linux.prctl(linux.PR_SET_DUMPABLE, 0)
     os.umask(0o022)
     tools = _prepare(configuration, lifeline)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # starters are reaped by the kernel
     gc.collect()
     gc.freeze()
+    control.setblocking(False)
+    loop = _Loop(control, tools)
     control.send(READY)
-    while True:
-        try:
-            data, descriptors, _, _ = socket.recv_fds(control, _REQUEST_BYTES, 2)
-        except ConnectionError:
-            return 0
-        if not data:
-            return 0
-        request, answer = descriptors
-        if os.fork() == 0:
-            control.close()
-            _serve(tools, request, socket.socket(fileno=answer))
-            os._exit(0)
-        os.close(request)
-        os.close(answer)
+    loop.run()
+    return 0
 
 
 def _prepare(configuration: Configuration, lifeline: int) -> Tools:
     agent: Any = importlib.import_module(configuration.agent)
-    from services.exec_agent.launcher import open_launcher
-
     agent.preload()
-    # What a starter imports on its way, also on its way to an error.
-    _ = (traceback, select, time)
-    bwrap, stage = configuration.bwrap, None
-    if configuration.stage is not None:
-        stage, bwrap = build_stage(configuration.stage, configuration.bwrap)
 
     def run_agent(fields: dict[str, Any]) -> int:
         sys.path.clear()
         return int(agent.run(agent.AgentConfig(**fields)))
 
-    return Tools(bwrap=bwrap, open_launcher=open_launcher, run_agent=run_agent, lifeline=lifeline, stage=stage)
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY)
+    bwrap = configuration.bwrap
+    if configuration.stage is not None:
+        stage, bwrap = build_stage(configuration.stage, configuration.bwrap)
+        # From here on there is nothing to import any more: the stage shows no programs of ours.
+        linux.setns(stage, linux.CLONE_NEWNS)
+        os.close(stage)
+    return Tools(bwrap=bwrap, run_agent=run_agent, lifeline=lifeline, proc=proc, own_pids=own_pids)
 
 
-def _serve(tools: Tools, request: int, answer: socket.socket) -> None:
-    """In the starter: do what the plan says and tell how it went."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.alarm(DEADLINE_SECONDS)
-    try:
-        with open(request, "rb", closefd=True) as file:
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A request at work, waiting for one descriptor."""
+
+    steps: Generator[int, None, Made]
+    given: Given
+    answer: socket.socket
+    deadline: float
+    waiting: int = -1
+
+
+class _Loop:
+    """Several requests at a time in one thread."""
+
+    def __init__(self, control: socket.socket, tools: Tools) -> None:
+        self._control = control
+        self._tools = tools
+        self._selector = selectors.DefaultSelector()
+        self._jobs: set[_Job] = set()
+        self._selector.register(control, selectors.EVENT_READ, None)
+        # Children that end are reaped here, whoever waits for them.
+        self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        os.set_blocking(wake_write, False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        self._selector.register(self._wake, selectors.EVENT_READ, None)
+
+    def run(self) -> None:
+        """Until the daemon is gone; what is half made then ends."""
+        while True:
+            for key, _ in self._selector.select(self._patience()):
+                if key.fileobj is self._control:
+                    if not self._accept():
+                        self._give_up()
+                        return
+                elif key.fileobj == self._wake:
+                    self._reap()
+                else:
+                    self._selector.unregister(key.fileobj)
+                    self._advance(key.data)
+            for job in [job for job in self._jobs if job.deadline < time.monotonic()]:
+                self._fail(job, StartError(f"it took more than {DEADLINE_SECONDS:g} s"))
+
+    def _patience(self) -> float | None:
+        if not self._jobs:
+            return None
+        return max(0.0, min(job.deadline for job in self._jobs) - time.monotonic())
+
+    def _accept(self) -> bool:
+        try:
+            data, descriptors = _receive(self._control)
+        except BlockingIOError:
+            return True
+        except ConnectionError:
+            return False
+        if not data:
+            return False
+        header = json.loads(data)
+        request, answer, launcher, *others = descriptors
+        with open(request, "rb") as file:  # noqa: PTH123 (a descriptor)
             plan = Plan.from_json(file.read())
-        made = make(plan, tools)
-    except (StartError, OSError) as error:
-        _send(answer, {"error": str(error)}, [])
-    except BaseException as error:  # noqa: BLE001 (the process ends here; the daemon must learn why)
-        _send(answer, {"error": f"{type(error).__name__}: {error}"}, [])
-        traceback.print_exc()
-    else:
-        if made is not None:
-            _send(answer, _message(made), [d for d in (made.init_fd, made.agent_fd) if d is not None])
+        procs = tuple(others[: header["procs"]])
+        rest = others[header["procs"] :]
+        event = rest.pop(0) if header["event"] else None
+        counter = rest.pop(0) if header["counter"] else None
+        given = Given(launcher, procs, event, counter)
+        job = _Job(
+            steps=make(plan, given, self._tools),
+            given=given,
+            answer=socket.socket(fileno=answer),
+            deadline=time.monotonic() + DEADLINE_SECONDS,
+        )
+        self._jobs.add(job)
+        self._advance(job)
+        return True
+
+    def _advance(self, job: _Job) -> None:
+        try:
+            job.waiting = next(job.steps)
+            self._selector.register(job.waiting, selectors.EVENT_READ, job)
+        except StopIteration as end:
+            made: Made = end.value
+            descriptors = [d for d in (made.init_fd, made.agent_fd) if d is not None]
+            self._finish(job, _message(made), descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+        except (StartError, OSError) as error:
+            self._finish(job, {"error": str(error)}, [])
+        except Exception as error:  # noqa: BLE001 (one request must not end the others)
+            traceback.print_exc()
+            self._finish(job, {"error": f"{type(error).__name__}: {error}"}, [])
+
+    def _fail(self, job: _Job, error: StartError) -> None:
+        self._selector.unregister(job.waiting)
+        job.steps.close()
+        self._finish(job, {"error": str(error)}, [])
+
+    def _finish(self, job: _Job, message: dict[str, object], descriptors: list[int]) -> None:
+        self._jobs.discard(job)
+        with contextlib.suppress(OSError):  # the daemon may have gone; the next one finds the record
+            socket.send_fds(job.answer, [json.dumps(message).encode()], descriptors)
+        job.answer.close()
+        for descriptor in job.given.all():
+            os.close(descriptor)
+
+    def _give_up(self) -> None:
+        for job in self._jobs:
+            job.steps.close()
+
+    def _reap(self) -> None:
+        os.read(self._wake, 4096)
+        while True:
+            try:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    return
+            except ChildProcessError:
+                return
+
+
+def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
+    """One request with all its descriptors, closed on exec (socket.recv_fds leaves them inheritable)."""
+    size = array.array("i")
+    data, ancillary, _, _ = control.recvmsg(
+        _REQUEST_BYTES, socket.CMSG_SPACE(_MOST_DESCRIPTORS * size.itemsize), socket.MSG_CMSG_CLOEXEC
+    )
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            size.frombytes(payload[: len(payload) - len(payload) % size.itemsize])
+    return data, list(size)
 
 
 def _message(made: Made) -> dict[str, object]:
@@ -130,13 +237,5 @@ def _message(made: Made) -> dict[str, object]:
     }
 
 
-def _send(answer: socket.socket, message: dict[str, object], descriptors: list[int]) -> None:
-    try:
-        socket.send_fds(answer, [json.dumps(message).encode()], descriptors)
-    except OSError:
-        return  # the daemon has gone; it will find the record
-
-
 if __name__ == "__main__":
-    linux.prctl(linux.PR_SET_DUMPABLE, 0)
     sys.exit(main(sys.argv[1:]))

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from services.common.logs import get_logger
+from services.exec_agent.launcher import LauncherMissingError, open_launcher
+from services.local.runtime import cgroups
 from services.local.runtime.identity import Identity
 from services.local.runtime.plan import Plan
 from services.local.runtime.starter import DEADLINE_SECONDS, StartError
@@ -37,6 +39,10 @@ class ZygoteError(Exception):
     """The zygote does not start; the message says why."""
 
 
+class ZygoteDiedError(Exception):
+    """The zygote died with the request; what of it was made is in the sandbox's record."""
+
+
 class Zygote:
     """One zygote at a time."""
 
@@ -60,7 +66,7 @@ class Zygote:
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         arguments = [
-            *(sys.executable, "-X", "frozen_modules=on", "-m", "services.local.runtime.zygote"),
+            *(sys.executable, "-m", "services.local.runtime.zygote"),
             *(str(theirs.fileno()), str(self._lifeline), self._configuration.to_json()),
         ]
         inherited = (theirs.fileno(), self._lifeline)
@@ -79,52 +85,67 @@ class Zygote:
             word = b""
         if word != READY:
             ours.close()
-            raise ZygoteError("the process that sandboxes are forked from did not start; its error is in the log above")
+            raise ZygoteError("the process that agents are forked from did not start; its error is in the log above")
         self._control = ours
 
-    async def ask(self, plan: Plan) -> Answer:
-        """Have a sandbox made, or an agent.
+    async def ask(self, plan: Plan, group: cgroups.Group = cgroups.NO_GROUP) -> Answer:
+        """Have a sandbox made, or an agent. `group` stays the caller's to close.
 
         Raises:
             StartError: it could not be; nothing is left running.
+            ZygoteDiedError: the zygote died on the way.
             ZygoteError: the zygote does not start.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             ours.setblocking(False)
             with theirs:
-                await self._send(plan, theirs)
+                await self._send(plan, group, theirs)
             try:
                 async with asyncio.timeout(_ANSWER_SECONDS):
                     data, descriptors = await _receive(ours)
             except TimeoutError:
-                data, descriptors = b"", []
+                raise StartError("the zygote does not answer") from None
         if not data:
-            raise StartError("the starter died before it answered")
+            raise ZygoteDiedError
         values = json.loads(data)
         if "error" in values:
             raise StartError(values["error"])
         return _answer(values, descriptors)
 
-    async def _send(self, plan: Plan, answer: socket.socket) -> None:
+    async def _send(self, plan: Plan, group: cgroups.Group, answer: socket.socket) -> None:
+        try:
+            launcher = open_launcher()
+        except LauncherMissingError as error:
+            raise ZygoteError(str(error)) from None
         request = os.memfd_create("plan")
         try:
             os.write(request, plan.to_json())
             os.lseek(request, 0, os.SEEK_SET)
-            for attempt in (1, 2):
-                control = await self._live()
-                try:
-                    socket.send_fds(control, [b"make"], [request, answer.fileno()])
-                except ConnectionError:
-                    if attempt == 2:
-                        raise ZygoteError("the process that sandboxes are forked from keeps dying") from None
-                    self._drop(control)
-                except BlockingIOError:
-                    raise StartError("too many sandboxes are being started; try again") from None
-                else:
-                    return
+            optional = [d for d in (group.oom_event, group.oom_counter) if d is not None]
+            header = {
+                "procs": len(group.procs),
+                "event": group.oom_event is not None,
+                "counter": group.oom_counter is not None,
+            }
+            descriptors = [request, answer.fileno(), launcher, *group.procs, *optional]
+            await self._deliver(json.dumps(header).encode(), descriptors)
         finally:
             os.close(request)
+            os.close(launcher)
+
+    async def _deliver(self, header: bytes, descriptors: list[int]) -> None:
+        for _ in range(2):
+            control = await self._live()
+            try:
+                socket.send_fds(control, [header], descriptors)
+            except ConnectionError:
+                self._drop(control)
+            except BlockingIOError:
+                raise StartError("too many sandboxes are being started; try again") from None
+            else:
+                return
+        raise ZygoteError("the process that agents are forked from keeps dying")
 
     async def _live(self) -> socket.socket:
         async with self._starting:

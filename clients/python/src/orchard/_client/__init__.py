@@ -1,0 +1,1 @@
+"""The SDK's implementation. Import from `orchard`; everything below here may change without notice."""

@@ -1,0 +1,126 @@
+"""Deletes sandboxes whose owner forgot them: at the end of the program and on SIGTERM.
+
+SIGINT needs nothing here: Python turns it into KeyboardInterrupt, which context managers and the end of the program
+take care of. SIGTERM ends Python without running either, so as long as sandboxes are tracked a handler stands in for
+the default action alone. A handler of the program's own is never replaced: whoever has one decides how the program
+ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import os
+import signal
+import threading
+import weakref
+from types import FrameType
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from orchard._client.session import Session
+
+_log: Final = logging.getLogger("orchard")
+_SECONDS: Final = 15.0
+
+
+class Closable(Protocol):
+    """A client with a thread of its own."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+class Registry:
+    """Every session of this process. One per process, as signal handlers and atexit are."""
+
+    def __init__(self) -> None:
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._held: dict[int, Session] = {}
+        self._clients: weakref.WeakSet[Closable] = weakref.WeakSet()
+        atexit.register(self.at_exit)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    def add(self, session: Session) -> None:
+        """Know a session."""
+        self._sessions.add(session)
+
+    def add_client(self, client: Closable) -> None:
+        """Close this client at the end of the program, if it still lives."""
+        self._clients.add(client)
+
+    def hold(self, session: Session) -> None:
+        """Keep a session alive, since it has sandboxes to delete."""
+        self._held[id(session)] = session
+        self.handle_sigterm()
+
+    def release(self, session: Session) -> None:
+        """It has none left."""
+        self._held.pop(id(session), None)
+
+    def handle_sigterm(self) -> None:
+        """Take SIGTERM, if it is still Python's default and this is the main thread."""
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            # ValueError: a subinterpreter.
+            with contextlib.suppress(ValueError):
+                signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        # A second one ends the program at once.
+        signal.signal(number, signal.SIG_DFL)
+        self._delete_held()
+        os.kill(os.getpid(), number)
+
+    def at_exit(self) -> None:
+        """Close clients that have a thread, then delete what others have left."""
+        for client in list(self._clients):
+            try:
+                client.close()
+            except Exception as error:  # noqa: BLE001 (the program ends; nobody can handle it)
+                _log.warning("%s", error)
+        self._delete_held()
+
+    def _delete_held(self) -> None:
+        sessions = [session for session in self._held.values() if session.tracked]
+        if not sessions:
+            return
+        # A thread, since this one may run an event loop, or be in the middle of a call.
+        thread = threading.Thread(target=_delete, args=(sessions,), name="orchard-cleanup", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            # Python 3.12 and later start no threads at the end of the program; no loop runs here then.
+            _delete(sessions)
+            return
+        thread.join(_SECONDS)
+
+    def _after_fork(self) -> None:
+        self._held = {}
+        self._clients = weakref.WeakSet()
+        for session in list(self._sessions):
+            session.after_fork()
+
+
+def _delete(sessions: list[Session]) -> None:
+    from orchard._client.session import Session
+
+    async def delete() -> None:
+        for old in sessions:
+            # A session of its own: the old one belongs to another event loop, perhaps a dead one.
+            session = Session(old.profile, retry_seconds=_SECONDS / 2)
+            session.tracked = dict(old.tracked)
+            try:
+                await session.close()
+            except Exception as error:  # noqa: BLE001 (the next session's sandboxes count as much)
+                _log.warning("%s", error)
+            old.tracked = session.tracked
+
+    with contextlib.suppress(TimeoutError):
+        asyncio.run(asyncio.wait_for(delete(), _SECONDS))
+
+
+REGISTRY: Final = Registry()

@@ -1,0 +1,333 @@
+"""AsyncSandboxClient: makes, finds and keeps sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import logging
+import secrets
+import uuid
+from collections.abc import AsyncIterator, Coroutine, Generator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeVar, Unpack
+
+from orchard._client import errors
+from orchard._client.admin import AsyncImages, AsyncKeys, get_usage, get_version
+from orchard._client.convert import sandbox_info
+from orchard._client.options import (
+    KEEP_ALIVE_SECONDS,
+    CreateOptions,
+    sandbox_spec,
+    secret_env,
+    with_options,
+)
+from orchard._client.profile import load_profile
+from orchard._client.sandbox import AsyncSandbox
+from orchard._client.session import Session
+from orchard._client.types import SandboxInfo, SandboxState, Usage, Version
+from orchard._client.units import Seconds, seconds_of
+from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
+
+S = TypeVar("S", bound=AsyncSandbox)
+_log: Final = logging.getLogger("orchard")
+_ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
+# Nothing was made, or it is not ours.
+_REFUSED: Final = (
+    errors.InvalidArgument,
+    errors.AlreadyExists,
+    errors.Unauthenticated,
+    errors.PermissionDenied,
+    errors.NotFound,
+    errors.QuotaExceeded,
+    errors.Unimplemented,
+)
+_REPEATS: Final = 20
+
+
+def new_sandbox_id() -> str:
+    """An id that nobody else has; chosen here, so that a create that was cut off can be undone."""
+    return "sb-" + "".join(secrets.choice(_ALPHABET) for _ in range(16))
+
+
+class Pending(Generic[S]):
+    """A sandbox that is being made: `await` it, or use it with `async with`."""
+
+    def __init__(self, work: Coroutine[Any, Any, S]) -> None:
+        self._work = work
+        self._sandbox: S | None = None
+
+    def __await__(self) -> Generator[Any, None, S]:
+        return self._work.__await__()
+
+    async def __aenter__(self) -> S:
+        self._sandbox = await self._work
+        return self._sandbox
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._sandbox is not None:
+            await self._sandbox.__aexit__(kind, error, traceback)
+
+
+class AsyncSandboxClient:
+    """A connection to the platform, for one event loop.
+
+        async with AsyncSandboxClient() as client, client.create() as sandbox:
+            result = await sandbox.exec("echo hello")
+
+    Sandboxes that it made are deleted when it is closed, and when the program ends. Thousands of sandboxes can be
+    used at once through one client. Background heartbeats run on the event loop: a loop that is blocked sends none.
+
+    Args:
+        endpoint: "host:port", "https://host:port" or "unix:/path". Default: ORCHARD_ENDPOINT, else the profile of
+            `orchard up`.
+        api_key: Default: ORCHARD_API_KEY, else the profile's.
+        retry_timeout: how long an operation is repeated without any success before it fails with Unavailable. Seconds.
+
+    Raises:
+        ConfigurationError: no endpoint or key is to be found.
+    """
+
+    def __init__(
+        self, endpoint: str | None = None, *, api_key: str | None = None, retry_timeout: Seconds = 60.0
+    ) -> None:
+        profile = load_profile(endpoint, api_key)
+        self._session = Session(profile, retry_seconds=seconds_of("retry_timeout", retry_timeout))
+        self.keys = AsyncKeys(self._session.transport)
+        """API keys; needs the role admin."""
+        self.images = AsyncImages(self._session.transport)
+        """Images of a one-machine platform; needs the role admin."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where the platform is."""
+        return self._session.profile.endpoint
+
+    @with_options(CreateOptions)
+    def create(
+        self,
+        image: str | None = None,
+        *,
+        wait: bool = True,
+        timeout: Seconds | None = 1800.0,
+        detach: bool = False,
+        **options: Unpack[CreateOptions],
+    ) -> Pending[AsyncSandbox]:
+        """Make a sandbox. Cancelled or failing half-way, it leaves none behind.
+
+        Args:
+            image: what to start from. Required on a cluster; the host's root file system by default on one machine.
+            wait: return when it is ready for commands, instead of when it was accepted.
+            timeout: how long to wait, the queue included. Seconds.
+            detach: let it live on when this client is closed.
+            options: see CreateOptions: env, secret_env, labels, cpu, memory, network, ttl, idle_timeout, keep_alive,
+                user, ...
+
+        Raises:
+            SandboxStartFailed: it did not become ready; `reason` says why.
+            InvalidArgument: an option breaks a rule.
+            ImageNotFound: the image was never imported.
+            AlreadyExists: the id is taken.
+            QuotaExceeded: the queue is full.
+            DeadlineExceeded: it is not ready in time.
+        """
+        request = sandbox_service_pb2.CreateSandboxRequest(
+            sandbox_id=options.get("sandbox_id") or new_sandbox_id(),
+            request_id=uuid.uuid4().hex,
+            spec=sandbox_spec(image, options),
+            secret_env=secret_env(options),
+        )
+        seconds = None if timeout is None else seconds_of("timeout", timeout)
+        return Pending(self._create(request, seconds if wait else 0.0, wait, detach, bool(options.get("keep_alive"))))
+
+    async def _create(
+        self,
+        request: sandbox_service_pb2.CreateSandboxRequest,
+        seconds: float | None,
+        wait: bool,
+        detach: bool,
+        keep_alive: bool,
+    ) -> AsyncSandbox:
+        sandbox_id = request.sandbox_id
+        with self._session.transport.operation("create", sandbox_id=sandbox_id):
+            # The call itself is never cut: whatever becomes of it is known, and undone if nobody wants it any more.
+            accepted = self._session.background.start(f"create {sandbox_id}", self._submit(request))
+            try:
+                sandbox = AsyncSandbox(self._session, await asyncio.shield(accepted))
+                if keep_alive:
+                    self.keep_alive(sandbox)
+                if wait:
+                    await self._ready(sandbox, request, seconds)
+            except BaseException as error:
+                if not isinstance(error, _REFUSED):
+                    await self._session.background.shielded(f"undo {sandbox_id}", self._undo(accepted, request))
+                raise
+        if detach:
+            sandbox.detach()
+        return sandbox
+
+    async def _submit(self, request: sandbox_service_pb2.CreateSandboxRequest) -> SandboxInfo:
+        self._session.track(request.sandbox_id)
+        try:
+            response = await self._session.transport.unary(lambda c: c.sandbox.CreateSandbox, request)
+        except _REFUSED:
+            self._session.untrack(request.sandbox_id)
+            raise
+        info = sandbox_info(response.sandbox)
+        self._session.track(info.sandbox_id, info.uid)
+        return info
+
+    async def _ready(
+        self, sandbox: AsyncSandbox, request: sandbox_service_pb2.CreateSandboxRequest, seconds: float | None
+    ) -> None:
+        deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
+        for _ in range(_REPEATS):
+            left = None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
+            try:
+                await sandbox.wait_ready(left)
+            except errors.SandboxStartFailed as error:
+                # The queue was lost before anything was made: asked again, the platform takes the same request anew.
+                if error.reason != "QUEUE_LOST":
+                    raise
+                await self._submit(request)
+            else:
+                return
+        raise errors.SandboxStartFailed("the create was lost in the queue, again and again", reason="QUEUE_LOST")
+
+    async def _undo(
+        self, accepted: asyncio.Task[SandboxInfo], request: sandbox_service_pb2.CreateSandboxRequest
+    ) -> None:
+        """Delete what a create has made. If the platform cannot be reached it stays tracked, and its end is tried
+        again at close.
+        """
+        with contextlib.suppress(errors.OrchardError):
+            await asyncio.wait([accepted])
+            if not accepted.cancelled() and accepted.exception() is not None:
+                # Accepted or not, nobody knows: delete it only if it is of this request.
+                found = await self._session.transport.unary(
+                    lambda c: c.sandbox.GetSandbox,
+                    sandbox_service_pb2.GetSandboxRequest(sandbox_id=request.sandbox_id),
+                )
+                if found.sandbox.request_id != request.request_id:
+                    self._session.untrack(request.sandbox_id)
+                    return
+            await self._session.delete(request.sandbox_id, self._session.tracked.get(request.sandbox_id, ""))
+
+    async def get(self, sandbox_id: str) -> AsyncSandbox:
+        """A sandbox by its id; closing this client leaves it alone.
+
+        Raises:
+            SandboxNotFound: there is none, or it ended more than a day ago.
+        """
+        sandbox = self.attach(sandbox_id)
+        await sandbox.refresh()
+        return sandbox
+
+    def attach(self, sandbox_id: str) -> AsyncSandbox:
+        """A sandbox by its id, without asking the platform; closing this client leaves it alone."""
+        return AsyncSandbox(self._session, sandbox_info(sandbox_pb2.Sandbox(sandbox_id=sandbox_id)))
+
+    async def list(
+        self,
+        *,
+        labels: Mapping[str, str] | None = None,
+        states: Sequence[SandboxState | str] = (),
+        all: bool = False,  # noqa: A002 (as on the command line)
+    ) -> AsyncIterator[SandboxInfo]:
+        """Sandboxes, newest first, page by page.
+
+        Args:
+            labels: only those that have every one of these.
+            states: only these states. Default: every state that is not final.
+            all: every state.
+        """
+        wanted = [state for state in SandboxState if state is not SandboxState.UNKNOWN] if all else states
+        numbers = [_state_number(state) for state in wanted]
+        token = ""
+        while True:
+            request = sandbox_service_pb2.ListSandboxesRequest(
+                page_size=1000, page_token=token, states=numbers, labels=labels
+            )
+            response = await self._session.transport.unary(lambda c: c.sandbox.ListSandboxes, request)
+            for message in response.sandboxes:
+                yield sandbox_info(message)
+            token = response.next_page_token
+            if not token:
+                return
+
+    async def delete(self, sandbox_id: str) -> None:
+        """End a sandbox and everything in it.
+
+        Raises:
+            SandboxNotFound: there is none of this id.
+        """
+        await self._session.transport.unary(
+            lambda c: c.sandbox.DeleteSandbox, sandbox_service_pb2.DeleteSandboxRequest(sandbox_id=sandbox_id)
+        )
+        self._session.untrack(sandbox_id)
+
+    async def heartbeat(self, sandbox_ids: Sequence[str]) -> Sequence[str]:
+        """Renew sandboxes once, any number; returns the ids that are not alive."""
+        return await self._session.heartbeats.beat(sandbox_ids)
+
+    def keep_alive(self, sandbox: AsyncSandbox, *, heartbeat_timeout: Seconds = KEEP_ALIVE_SECONDS) -> None:
+        """Send heartbeats for a sandbox in the background until it or this client ends.
+
+        Args:
+            sandbox: which one.
+            heartbeat_timeout: the timeout that it was created with; four heartbeats are sent within it.
+        """
+        self._session.heartbeats.add(sandbox.sandbox_id, seconds_of("heartbeat_timeout", heartbeat_timeout))
+
+    async def version(self) -> Version:
+        """Which build answers, and for which tenant."""
+        return await get_version(self._session.transport)
+
+    async def usage(
+        self,
+        *,
+        start: dt.datetime | None = None,
+        end: dt.datetime | None = None,
+        group_by: str = "",
+        tenant: str = "",
+    ) -> Sequence[Usage]:
+        """What sandboxes used in a period: one sum, or one for each value of a label, most sandbox-seconds first.
+
+        Args:
+            start: begin of the period. Default: the beginning.
+            end: its end. Default: now.
+            group_by: a label.
+            tenant: another tenant than one's own; needs the role admin.
+        """
+        return await get_usage(self._session.transport, start=start, end=end, group_by=group_by, tenant=tenant)
+
+    async def close(self) -> None:
+        """Delete the sandboxes that this client made, and close every connection. It cannot be used afterwards.
+
+        Raises:
+            OrchardError: a sandbox could not be deleted.
+        """
+        await self._session.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self._session.background.shielded("close", self.close())
+        except errors.OrchardError as failure:
+            if error is None:
+                raise
+            _log.warning("%s", failure)
+
+
+def _state_number(state: SandboxState | str) -> sandbox_pb2.SandboxState.ValueType:
+    name = str(state)
+    if name not in SandboxState._value2member_map_ or name == SandboxState.UNKNOWN:
+        known = ", ".join(s for s in SandboxState if s is not SandboxState.UNKNOWN)
+        raise errors.InvalidArgument.of("states", f"{name!r} is none of {known}")
+    return sandbox_pb2.SandboxState.Value(f"SANDBOX_STATE_{name.upper()}")

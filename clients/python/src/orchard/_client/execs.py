@@ -1,0 +1,302 @@
+"""Running a command: started exactly once, followed to its end over broken connections, cancelled when its caller
+is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from orchard._client import errors
+from orchard._client.background import Background
+from orchard._client.convert import exec_result, stream_name
+from orchard._client.options import Command
+from orchard._client.pool import Connection
+from orchard._client.status import CallFailed
+from orchard._client.text import StreamDecoders
+from orchard._client.transport import CALL_SECONDS, CallContext, Retry, Transport
+from orchard._client.types import ExecEnd, ExecResult, OutputChunk
+from orchard._client.units import duration
+from orchard.exec.v1 import exec_pb2, exec_service_pb2
+
+T = TypeVar("T")
+
+# A command that ends within this time is one call. Longer, and output beyond the retained limit could be lost before
+# it is read.
+INLINE_WAIT_SECONDS: Final = 1.0
+_LONG_WAIT_SECONDS: Final = 60.0
+_STALL_SECONDS: Final = 60.0
+_CANCEL_SECONDS: Final = 10.0
+_OUTPUT_SLACK: Final = 15.0
+
+
+def new_exec_id() -> str:
+    """An id that no other command has."""
+    return uuid.uuid4().hex
+
+
+def describe(command: Command) -> str:
+    """The command for people, shortened."""
+    text = command if isinstance(command, str) else " ".join(command)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+@dataclass(eq=False)
+class Run:
+    """One command of one sandbox, and the calls about it."""
+
+    transport: Transport
+    background: Background
+    sandbox_id: str
+    exec_id: str
+    spec: exec_pb2.ExecSpec
+    command: str
+    context: CallContext
+    chunks: list[tuple[str, bytes]] = field(default_factory=list)
+    offset: int = 0
+    missing: int = 0
+    result: ExecResult | None = None
+
+    async def start(self, wait_seconds: float) -> exec_service_pb2.StartExecResponse:
+        """Start it; repeats start nothing. With `wait_seconds` the answer has its end and output, if it comes in that
+        time.
+        """
+        request = exec_service_pb2.StartExecRequest(
+            sandbox_id=self.sandbox_id, exec_id=self.exec_id, spec=self.spec, wait=duration("wait", wait_seconds)
+        )
+        return await self._unary(lambda c: c.exec.StartExec, request, timeout=CALL_SECONDS + wait_seconds)
+
+    async def finish(self) -> ExecResult:
+        """Start it and return its result; output comes with the first answer if it is short and quick, else by a
+        stream.
+        """
+        response = await self.start(INLINE_WAIT_SECONDS)
+        if response.exec.state == exec_pb2.EXEC_STATE_ENDED and response.output_complete:
+            self.chunks = [(stream_name(chunk.stream), chunk.data) for chunk in response.output]
+            return self.end(response.exec.result)
+        async for chunk in self.follow(self.read_output):
+            self.chunks.append((chunk.stream, chunk.data))
+        return self.ended()
+
+    async def collect(self) -> ExecResult:
+        """The result of a started command with all its retained output."""
+        async for chunk in self.follow(self.read_output):
+            self.chunks.append((chunk.stream, chunk.data))
+        return self.ended()
+
+    def end(self, message: exec_pb2.ExecResult) -> ExecResult:
+        """Note the end and make the result of it."""
+        self.result = exec_result(self.exec_id, message, self.chunks, command=self.command, missing=self.missing)
+        return self.result
+
+    def ended(self) -> ExecResult:
+        """The result of a command that has ended."""
+        if self.result is None:
+            raise RuntimeError("the command has not ended")
+        return self.result
+
+    def read_output(self, connection: Connection) -> Callable[..., Any]:
+        return connection.exec.ReadOutput
+
+    def _start_and_read(self, connection: Connection) -> Callable[..., Any]:
+        return connection.exec.Exec
+
+    async def stream(self) -> AsyncGenerator[OutputChunk, None]:
+        """Start it and yield its output."""
+        async with aclosing(self.follow(self._start_and_read)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def follow(
+        self, method: Callable[[Connection], Callable[..., Any]], *, follow: bool = True
+    ) -> AsyncGenerator[OutputChunk, None]:
+        """Yield output from `offset` on until the end, which sets `result`; re-attaches when the stream breaks."""
+        decoders = StreamDecoders()
+        retry = self.transport.retry()
+        while True:
+            try:
+                async with self.transport.stream(method, self._request(method, follow), self.context) as stream:
+                    watchdog = _Watchdog(self, stream.interrupt)
+                    try:
+                        async for response in stream:
+                            watchdog.progress()
+                            retry.succeeded()
+                            if response.WhichOneof("event") == "result":
+                                self.end(response.result)
+                                break
+                            chunk = self._take(response, decoders)
+                            if chunk is not None:
+                                yield chunk
+                    finally:
+                        watchdog.stop()
+                if self.result is not None or not follow:
+                    break
+                await self._reattach(retry)
+            except CallFailed as error:
+                await self.transport.pause_or_raise(error, retry, self.sandbox_id)
+        for name, text in decoders.finish():
+            yield OutputChunk(name, b"", text, self.offset)
+
+    async def _reattach(self, retry: Retry) -> None:
+        """A stream that ended without a result was cut by a server that stopped in order."""
+        if not await retry.failed(0.0):
+            raise errors.SandboxUnavailable(
+                "the command's output ended without its result, again and again", attempts=retry.attempts
+            )
+
+    def _request(self, method: Callable[[Connection], Callable[..., Any]], follow: bool) -> Any:
+        if method == self._start_and_read:
+            return exec_service_pb2.ExecRequest(
+                sandbox_id=self.sandbox_id, exec_id=self.exec_id, spec=self.spec, offset=self.offset
+            )
+        return exec_service_pb2.ReadOutputRequest(
+            sandbox_id=self.sandbox_id, exec_id=self.exec_id, offset=self.offset, no_follow=not follow
+        )
+
+    def _take(self, response: Any, decoders: StreamDecoders) -> OutputChunk | None:
+        """The next chunk, in sequence; None for what is no output."""
+        event = response.WhichOneof("event")
+        if event == "gap":
+            end = response.gap.offset + response.gap.size
+            self.missing += max(0, end - self.offset)
+            self.offset = max(self.offset, end)
+            return None
+        if event != "chunk":
+            return None
+        data, offset = response.chunk.data, response.chunk.offset
+        if offset < self.offset:
+            data, offset = data[self.offset - offset :], self.offset
+        missing = offset - self.offset
+        if not data:
+            return None
+        self.missing += missing
+        self.offset = offset + len(data)
+        name = stream_name(response.chunk.stream)
+        return OutputChunk(name, data, decoders.decode(name, data), offset, missing)
+
+    async def wait(self, timeout: float | None) -> exec_pb2.Exec:
+        """The command once it has ended, or as it stands after `timeout` seconds (None: no end)."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            seconds = min(_LONG_WAIT_SECONDS, left)
+            response = await self._unary(
+                lambda c: c.exec.WaitExec,
+                exec_service_pb2.WaitExecRequest(
+                    sandbox_id=self.sandbox_id, exec_id=self.exec_id, wait=duration("wait", seconds)
+                ),
+                timeout=CALL_SECONDS + seconds,
+            )
+            if response.exec.state == exec_pb2.EXEC_STATE_ENDED or left <= seconds:
+                return response.exec
+
+    async def signal(self, number: int, *, leader_only: bool) -> None:
+        """Send a signal."""
+        target = exec_service_pb2.SIGNAL_TARGET_LEADER if leader_only else exec_service_pb2.SIGNAL_TARGET_TREE
+        await self._unary(
+            lambda c: c.exec.SignalExec,
+            exec_service_pb2.SignalExecRequest(
+                sandbox_id=self.sandbox_id, exec_id=self.exec_id, signal=number, target=target
+            ),
+        )
+
+    async def cancel(self) -> None:
+        """End it, also if it is queued or has not arrived yet."""
+        await self._unary(
+            lambda c: c.exec.SignalExec,
+            exec_service_pb2.SignalExecRequest(sandbox_id=self.sandbox_id, exec_id=self.exec_id, cancel=True),
+        )
+
+    async def abandon(self) -> None:
+        """Cancel it for a caller that is gone: carried through even if this task is cancelled again; never raises an
+        error of its own.
+        """
+        await self.background.shielded(f"cancel {self.exec_id}", self._cancel_briefly())
+
+    async def _cancel_briefly(self) -> None:
+        try:
+            async with asyncio.timeout(_CANCEL_SECONDS):
+                await self.cancel()
+        except (errors.OrchardError, TimeoutError):
+            # The sandbox is gone or cannot be reached; there the orphan timeout ends the command.
+            return
+
+    async def _unary(
+        self,
+        method: Callable[[Connection], Callable[..., Awaitable[T]]],
+        request: Any,
+        *,
+        timeout: float = CALL_SECONDS,
+    ) -> T:
+        return await self.transport.unary(
+            method, request, timeout=timeout, sandbox_id=self.sandbox_id, context=self.context
+        )
+
+
+class _Watchdog:
+    """Ends a stream that is silent though the command has moved on: a connection can be dead in ways that keepalive
+    does not see.
+    """
+
+    def __init__(self, run: Run, interrupt: Callable[[], None]) -> None:
+        self._run = run
+        self._interrupt = interrupt
+        self._last = time.monotonic()
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(_STALL_SECONDS, self._look)
+
+    def progress(self) -> None:
+        self._last = time.monotonic()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        silent = time.monotonic() - self._last
+        if silent >= _STALL_SECONDS:
+            self._task = loop.create_task(self._check(), name=f"check {self._run.exec_id}")
+            silent = 0.0
+        self._timer = loop.call_later(max(1.0, _STALL_SECONDS - silent), self._look)
+
+    async def _check(self) -> None:
+        last, offset = self._last, self._run.offset
+        try:
+            state = await self._run.wait(0.0)
+        except errors.OrchardError:
+            return
+        moved = state.state == exec_pb2.EXEC_STATE_ENDED or state.output_bytes > offset
+        if not moved:
+            return
+        await asyncio.sleep(_OUTPUT_SLACK)
+        if self._last == last:
+            self._interrupt()
+
+
+def raise_unless_result(result: ExecResult) -> ExecResult:
+    """Return a result that is the command's own; what the platform did to it is an error and never a result.
+
+    Raises:
+        SandboxLost: its sandbox ended under it.
+        CommandInterrupted: the agent was restarted, or the client had lost touch for too long.
+        CommandNotStarted: it left the queue without having run.
+    """
+    if result.ended is ExecEnd.SANDBOX_LOST:
+        raise errors.SandboxLost(result.message or "the sandbox ended while the command ran")
+    if result.ended is ExecEnd.NOT_STARTED:
+        raise errors.CommandNotStarted(result.message or "the command left the queue without having run")
+    if result.ended in (ExecEnd.AGENT_RESTARTED, ExecEnd.ORPHANED, ExecEnd.UNKNOWN):
+        why = {
+            ExecEnd.AGENT_RESTARTED: "the sandbox's agent was restarted while the command ran",
+            ExecEnd.ORPHANED: "the command was ended since no client was attached for too long",
+        }.get(result.ended, "the command ended in a way that this SDK does not know")
+        raise errors.CommandInterrupted(result.message or why, result=result, reason=result.ended.upper())
+    return result

@@ -1,0 +1,67 @@
+"""Heartbeats: one task renews every kept sandbox of a client, a thousand a call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from orchard._client import errors
+from orchard._client.transport import Transport
+from orchard.sandbox.v1 import sandbox_service_pb2
+
+_log: Final = logging.getLogger("orchard")
+_BATCH: Final = 1000
+
+
+class Heartbeats:
+    """Renews sandboxes four times within the shortest of their timeouts, as long as the event loop runs."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._timeouts: dict[str, float] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, sandbox_id: str, timeout: float) -> None:
+        """Keep a sandbox whose heartbeat timeout is `timeout` seconds."""
+        self._timeouts[sandbox_id] = timeout
+        loop = asyncio.get_running_loop()
+        if self._task is not None and self._task.get_loop() is loop:
+            self._task.cancel()
+        self._task = loop.create_task(self._run(), name="orchard heartbeats")
+
+    def remove(self, sandbox_id: str) -> None:
+        """Stop keeping a sandbox."""
+        self._timeouts.pop(sandbox_id, None)
+
+    def forget(self) -> None:
+        """Stop keeping anything."""
+        self._timeouts = {}
+        task, self._task = self._task, None
+        if task is not None and not task.get_loop().is_closed():
+            task.cancel()
+
+    async def _run(self) -> None:
+        while self._timeouts:
+            try:
+                for missing in await self.beat(list(self._timeouts)):
+                    _log.warning("sandbox %s is no longer alive", missing)
+                    self.remove(missing)
+            except errors.ClientClosed:
+                return
+            except errors.OrchardError as error:
+                _log.warning("heartbeat failed, will be repeated: %s", error)
+            await asyncio.sleep(min(self._timeouts.values(), default=0.0) / 4)
+
+    async def beat(self, sandbox_ids: Sequence[str]) -> list[str]:
+        """Renew sandboxes once; returns the ids that are not alive."""
+        missing: list[str] = []
+        for start in range(0, len(sandbox_ids), _BATCH):
+            response = await self._transport.unary(
+                lambda c: c.sandbox.Heartbeat,
+                sandbox_service_pb2.HeartbeatRequest(sandbox_ids=sandbox_ids[start : start + _BATCH]),
+                timeout=10.0,
+            )
+            missing.extend(response.missing_sandbox_ids)
+        return missing

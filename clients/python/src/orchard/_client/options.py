@@ -1,0 +1,246 @@
+"""Options of commands and sandboxes, and how they become requests."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypedDict, TypeVar, get_type_hints
+
+from orchard._client.errors import InvalidArgument
+from orchard._client.types import Network
+from orchard._client.units import Seconds, duration, parse_size
+from orchard.exec.v1 import exec_pb2
+from orchard.sandbox.v1 import sandbox_pb2
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Requests with a command may have 3 MiB; gRPC's own refusal of a larger one would name no field.
+MAXIMUM_REQUEST_BYTES: Final = 3 << 20
+MAXIMUM_INPUT_BYTES: Final = 512 << 10
+KEEP_ALIVE_SECONDS: Final = 60.0
+
+Command = str | Sequence[str]
+"""A string is run by a shell (bash where the sandbox has it, else sh); a sequence is a program with its arguments,
+run without a shell.
+"""
+
+
+class ExecOptions(TypedDict, total=False):
+    """Options of exec, exec_stream and start."""
+
+    timeout: Seconds | None
+    """Ends the command after this long. Default 1 h (start: none); None: never."""
+    cwd: str
+    """Working directory; relative to the sandbox's."""
+    env: Mapping[str, str]
+    """Added to the sandbox's environment."""
+    user: str
+    """"name" or "name:group"."""
+    input: bytes | str
+    """Standard input, at most 512 KiB. Default: empty."""
+    login_shell: bool
+    """Run the shell as a login shell."""
+    merge_stderr: bool
+    """Send stderr into stdout's pipe, which keeps their exact order."""
+    concurrent: bool
+    """Start at once instead of waiting for the commands before it. Default false (start: true)."""
+    queue_timeout: Seconds
+    """How long it may wait for its turn. Default: the timeout."""
+    output_limit: int | str
+    """End the command when it has written this much."""
+    retained_limit: int | str
+    """Keep at most this much output. Default 64 MiB."""
+    orphan_timeout: Seconds | None
+    """End the command when no client has been attached for this long. Default 60 s (start: None, never)."""
+    kill_grace: Seconds
+    """Time between TERM and KILL. Default 5 s."""
+    exec_id: str
+    """Choose the command's id. Default: a new one."""
+
+
+class CreateOptions(TypedDict, total=False):
+    """Options of create."""
+
+    sandbox_id: str
+    """Choose its id: 1 to 63 of a-z, 0-9 and '-'. Default: a new one."""
+    env: Mapping[str, str]
+    """Environment of every command."""
+    secret_env: Mapping[str, str]
+    """The same, but stored nowhere in the platform."""
+    labels: Mapping[str, str]
+    """Labels to find it by."""
+    cpu: float
+    """Virtual CPUs."""
+    memory: int | str
+    """Bytes, or like "2GiB"."""
+    disk: int | str
+    """Writable disk: bytes, or like "10GiB"."""
+    shm: int | str
+    """Size of /dev/shm (browsers need it): bytes, or like "1GiB"."""
+    pids: int
+    """Processes and threads. Default 4,096."""
+    gpu: int
+    """Number of GPUs."""
+    network: Network | str
+    """"none" (default), "host", "open", "dns_only", or "allow:NAME" for an allow-list of the operator."""
+    ttl: Seconds
+    """Time to live. Default 24 h."""
+    idle_timeout: Seconds
+    """Delete it after this long without a command or file call. Default: off."""
+    heartbeat_timeout: Seconds
+    """Delete it after this long without a heartbeat. Default: off, 60 s with keep_alive."""
+    keep_alive: bool
+    """Send heartbeats in the background as long as this client lives, so that the sandbox ends soon after the client
+    is killed.
+    """
+    working_directory: str
+    """Where commands run that name no cwd."""
+    user: str
+    """Who runs commands that name no user."""
+    priority: int
+    """Higher leaves the queue first; -1000 to 1000."""
+    start_argv: Sequence[str]
+    """A command to start as soon as it is ready, as exec "start"."""
+    start_timeout: Seconds
+    """How long it may take from leaving the queue to ready. Default 60 s."""
+
+
+def with_options(options: type) -> Callable[[F], F]:
+    """Show the keys of an options dictionary as keyword parameters in help() and notebooks."""
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        taken = {p.name for p in parameters}
+        parameters += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=..., annotation=annotation)
+            for name, annotation in options.__annotations__.items()
+            if name not in taken
+        ]
+        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def _check_names(function: str, given: Mapping[str, Any], options: type) -> None:
+    unknown = sorted(set(given) - set(get_type_hints(options)))
+    if unknown:
+        raise TypeError(f"{function}() got an unexpected keyword argument {unknown[0]!r}")
+
+
+def exec_spec(command: Command, options: ExecOptions, *, background: bool = False) -> exec_pb2.ExecSpec:
+    """The specification of a command. `background`: with the defaults of start.
+
+    Raises:
+        InvalidArgument: a value cannot be meant.
+        TypeError: an option that does not exist.
+    """
+    _check_names("start" if background else "exec", options, ExecOptions)
+    spec = exec_pb2.ExecSpec(
+        cwd=options.get("cwd", ""),
+        env=_strings("env", options.get("env")),
+        user=options.get("user", ""),
+        login_shell=options.get("login_shell", False),
+        merge_stderr=options.get("merge_stderr", False),
+        concurrent=options.get("concurrent", background),
+        output_limit_bytes=parse_size("output_limit", options.get("output_limit")),
+        retained_limit_bytes=parse_size("retained_limit", options.get("retained_limit")),
+        stdin=_input(options.get("input", b"")),
+    )
+    _set_command(spec, command)
+    timeout = options.get("timeout", None if background else ...)
+    if timeout is None:
+        spec.no_timeout = True
+    elif timeout is not ...:
+        spec.timeout.CopyFrom(duration("timeout", timeout))
+    orphan_timeout = options.get("orphan_timeout", None if background else 60.0)
+    if orphan_timeout is not None:
+        spec.orphan_timeout.CopyFrom(duration("orphan_timeout", orphan_timeout))
+    if "queue_timeout" in options:
+        spec.queue_timeout.CopyFrom(duration("queue_timeout", options["queue_timeout"]))
+    if "kill_grace" in options:
+        spec.kill_grace.CopyFrom(duration("kill_grace", options["kill_grace"]))
+    if spec.ByteSize() > MAXIMUM_REQUEST_BYTES:
+        raise InvalidArgument.of("command", "command, env and input are over 3 MiB together; pass large data in a file")
+    return spec
+
+
+def _set_command(spec: exec_pb2.ExecSpec, command: Command) -> None:
+    if isinstance(command, str):
+        spec.shell = command
+        return
+    if isinstance(command, bytes) or not all(isinstance(argument, str) for argument in command):
+        raise InvalidArgument.of("command", "must be a string for a shell, or a list of strings to run as it is")
+    spec.argv.args.extend(command)
+    if not spec.argv.args:
+        raise InvalidArgument.of("command", "must not be empty")
+
+
+def _input(value: bytes | str) -> bytes:
+    data = value.encode() if isinstance(value, str) else bytes(value)
+    if len(data) > MAXIMUM_INPUT_BYTES:
+        raise InvalidArgument.of(
+            "input", "is over 512 KiB; write it to a file with write_file() and redirect it: 'command < file'"
+        )
+    return data
+
+
+def _strings(field: str, values: Mapping[str, str] | None) -> dict[str, str]:
+    for key, value in (values or {}).items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise InvalidArgument.of(f"{field}[{key!r}]", f"must be a string, not {type(value).__name__}")
+    return dict(values or {})
+
+
+def sandbox_spec(image: str | None, options: CreateOptions) -> sandbox_pb2.SandboxSpec:
+    """The specification of a sandbox.
+
+    Raises:
+        InvalidArgument: a value cannot be meant.
+        TypeError: an option that does not exist.
+    """
+    _check_names("create", options, CreateOptions)
+    spec = sandbox_pb2.SandboxSpec(
+        image=image or "",
+        env=_strings("env", options.get("env")),
+        labels=_strings("labels", options.get("labels")),
+        working_directory=options.get("working_directory", ""),
+        user=options.get("user", ""),
+        priority=options.get("priority", 0),
+        start_argv=options.get("start_argv", ()),
+    )
+    spec.resources.CopyFrom(
+        sandbox_pb2.Resources(
+            cpu=options.get("cpu", 0.0),
+            memory_bytes=parse_size("memory", options.get("memory")),
+            disk_bytes=parse_size("disk", options.get("disk")),
+            shm_bytes=parse_size("shm", options.get("shm")),
+            pids=options.get("pids", 0),
+            gpu=options.get("gpu", 0),
+        )
+    )
+    spec.network.CopyFrom(_network(str(options.get("network", ""))))
+    for name in ("ttl", "idle_timeout", "heartbeat_timeout", "start_timeout"):
+        if name in options:
+            getattr(spec, name).CopyFrom(duration(name, options[name]))
+    if options.get("keep_alive") and "heartbeat_timeout" not in options:
+        spec.heartbeat_timeout.CopyFrom(duration("heartbeat_timeout", KEEP_ALIVE_SECONDS))
+    return spec
+
+
+def secret_env(options: CreateOptions) -> dict[str, str]:
+    """The environment that is stored nowhere."""
+    return _strings("secret_env", options.get("secret_env"))
+
+
+def _network(text: str) -> sandbox_pb2.Network:
+    if not text:
+        return sandbox_pb2.Network()
+    if text.startswith("allow:"):
+        return sandbox_pb2.Network(mode=sandbox_pb2.NETWORK_MODE_ALLOW_LIST, allow_list=text.removeprefix("allow:"))
+    if text not in Network._value2member_map_:
+        raise InvalidArgument.of(
+            "network", f"{text!r} is none of {', '.join(Network)} and 'allow:NAME' (an allow-list of the operator)"
+        )
+    return sandbox_pb2.Network(mode=sandbox_pb2.NetworkMode.Value(f"NETWORK_MODE_{text.upper()}"))

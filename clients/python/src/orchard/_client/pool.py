@@ -1,0 +1,145 @@
+"""A pool of connections to the gateway: as many as the calls in flight need, each call on the least loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from orchard._client.errors import ClientClosed, ConfigurationError, OrchardError
+from orchard._client.profile import Profile
+from orchard._client.runtime import grpc_module, quiet_fork_handlers
+from orchard.admin.v1 import (
+    image_service_pb2_grpc,
+    key_service_pb2_grpc,
+    usage_service_pb2_grpc,
+    version_service_pb2_grpc,
+)
+from orchard.exec.v1 import exec_service_pb2_grpc, file_service_pb2_grpc
+from orchard.sandbox.v1 import sandbox_service_pb2_grpc
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+# Proxies and some servers allow 100 streams a connection and queue the rest without a word: stay below.
+STREAMS_PER_CONNECTION: Final = 64
+MAXIMUM_CONNECTIONS: Final = 64
+
+_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
+    ("grpc.max_receive_message_length", 4 << 20),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Every channel is a connection of its own.
+    ("grpc.use_local_subchannel_pool", 1),
+    # Retries are made by transport.py, which knows what is idempotent.
+    ("grpc.enable_retries", 0),
+    ("grpc.service_config_disable_resolution", 1),
+)
+
+
+@dataclass(eq=False)
+class Connection:
+    """One channel with its stubs."""
+
+    channel: grpc.aio.Channel
+    exec: exec_service_pb2_grpc.ExecServiceAsyncStub
+    file: file_service_pb2_grpc.FileServiceAsyncStub
+    sandbox: sandbox_service_pb2_grpc.SandboxServiceAsyncStub
+    key: key_service_pb2_grpc.KeyServiceAsyncStub
+    image: image_service_pb2_grpc.ImageServiceAsyncStub
+    usage: usage_service_pb2_grpc.UsageServiceAsyncStub
+    version: version_service_pb2_grpc.VersionServiceAsyncStub
+    calls: int = 0
+
+
+def _connect(profile: Profile) -> Connection:
+    grpc = grpc_module()
+    options = [*_OPTIONS, *((("grpc.enable_http_proxy", 0),) if profile.is_local else ())]
+    with quiet_fork_handlers():
+        if profile.endpoint.startswith("https://"):
+            try:
+                roots = Path(profile.ca_file).read_bytes() if profile.ca_file else None
+            except OSError as error:
+                raise ConfigurationError(f"cannot read the CA file {profile.ca_file}: {error.strerror}") from None
+            channel = grpc.aio.secure_channel(profile.target, grpc.ssl_channel_credentials(roots), options=options)
+        else:
+            channel = grpc.aio.insecure_channel(profile.target, options=options)
+    # The stub classes are the async ones when given an async channel; the generated types say so in an overload.
+    any_channel = cast("Any", channel)
+    return Connection(
+        channel,
+        exec=exec_service_pb2_grpc.ExecServiceStub(any_channel),
+        file=file_service_pb2_grpc.FileServiceStub(any_channel),
+        sandbox=sandbox_service_pb2_grpc.SandboxServiceStub(any_channel),
+        key=key_service_pb2_grpc.KeyServiceStub(any_channel),
+        image=image_service_pb2_grpc.ImageServiceStub(any_channel),
+        usage=usage_service_pb2_grpc.UsageServiceStub(any_channel),
+        version=version_service_pb2_grpc.VersionServiceStub(any_channel),
+    )
+
+
+class Pool:
+    """Connections of one client. Belongs to the event loop that it is first used on, until that loop is closed."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self._connections: list[Connection] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = os.getpid()
+        self._closed = False
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """A connection for one call.
+
+        Raises:
+            ClientClosed: the client was closed.
+            OrchardError: the client is in use on another running event loop.
+        """
+        chosen = self._choose()
+        chosen.calls += 1
+        try:
+            yield chosen
+        finally:
+            chosen.calls -= 1
+
+    def _choose(self) -> Connection:
+        if self._closed:
+            raise ClientClosed("this client was closed; make a new one")
+        self._adopt(asyncio.get_running_loop())
+        chosen = min(self._connections, key=lambda connection: connection.calls, default=None)
+        full = chosen is None or chosen.calls >= STREAMS_PER_CONNECTION
+        if chosen is None or (full and len(self._connections) < MAXIMUM_CONNECTIONS):
+            chosen = _connect(self.profile)
+            self._connections.append(chosen)
+        return chosen
+
+    def _adopt(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._pid != os.getpid():
+            # Even destroying inherited channels may hang, since their core's threads did not come along: leak them.
+            for connection in self._connections:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+            self._connections, self._loop, self._pid = [], None, os.getpid()
+        if self._loop is loop:
+            return
+        if self._loop is not None and not self._loop.is_closed():
+            raise OrchardError(
+                "this client is in use on another event loop; make one client for each loop, or use SandboxClient",
+                reason="WRONG_EVENT_LOOP",
+            )
+        self._connections, self._loop = [], loop
+
+    async def close(self) -> None:
+        """Close every connection; calls in flight end."""
+        self._closed = True
+        connections, self._connections = self._connections, []
+        if self._pid == os.getpid() and self._loop is asyncio.get_running_loop():
+            await asyncio.gather(*(connection.channel.close() for connection in connections))

@@ -1,0 +1,154 @@
+"""Commands that are followed or left running: ExecStream and Process."""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from types import TracebackType
+from typing import Self
+
+from orchard._client.convert import exec_info
+from orchard._client.errors import DeadlineExceeded
+from orchard._client.execs import Run, raise_unless_result
+from orchard._client.types import ExecEnd, ExecInfo, ExecResult, OutputChunk
+from orchard._client.units import Seconds, seconds_of
+from orchard.exec.v1 import exec_pb2
+
+
+class AsyncExecStream:
+    """The output of a running command, chunk by chunk; iterate it once. Leaving the iteration early ends the command.
+
+    Memory is that of one chunk: the output is not kept, so `result` has none of it.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._iterator: AsyncGenerator[OutputChunk, None] | None = None
+
+    @property
+    def exec_id(self) -> str:
+        """The command's id."""
+        return self._run.exec_id
+
+    @property
+    def result(self) -> ExecResult:
+        """How it ended, without output; after the iteration.
+
+        Raises:
+            RuntimeError: the iteration is not over.
+            SandboxLost, CommandInterrupted, CommandNotStarted: as exec.
+        """
+        return raise_unless_result(self._run.ended())
+
+    async def __aiter__(self) -> AsyncGenerator[OutputChunk, None]:
+        if self._iterator is not None:
+            raise RuntimeError("a command's stream can be iterated once; use start() to read output again")
+        self._iterator = self._chunks()
+        async with aclosing(self._iterator) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _chunks(self) -> AsyncGenerator[OutputChunk, None]:
+        try:
+            async with aclosing(self._run.stream()) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            if self._run.result is None:
+                await self._run.abandon()
+        raise_unless_result(self._run.ended())
+
+
+class AsyncProcess:
+    """A command that runs on its own. It survives this client; `async with` cancels it at the end."""
+
+    def __init__(self, run: Run, pid: int = 0) -> None:
+        self._run = run
+        self.pid = pid
+        """Process id inside the sandbox; 0 if it was still queued."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._run.exec_id} in {self._run.sandbox_id}>"
+
+    @property
+    def exec_id(self) -> str:
+        """The command's id."""
+        return self._run.exec_id
+
+    async def info(self) -> ExecInfo:
+        """How it stands."""
+        return exec_info(await self._run.wait(0.0))
+
+    async def poll(self) -> ExecResult | None:
+        """Its result with the output if it has ended, else None."""
+        if self._run.result is None and (await self._run.wait(0.0)).state != exec_pb2.EXEC_STATE_ENDED:
+            return None
+        return await self._result()
+
+    async def wait(self, timeout: Seconds | None = None, *, check: bool = False) -> ExecResult:
+        """Its result with the output, once it has ended.
+
+        Args:
+            timeout: how long to wait; the command itself goes on. None: no limit.
+            check: raise unless it exited with 0.
+
+        Raises:
+            DeadlineExceeded: it has not ended in time. Also a TimeoutError.
+            CommandFailed: with check.
+            SandboxLost, CommandInterrupted, CommandNotStarted: as exec.
+        """
+        seconds = None if timeout is None else seconds_of("timeout", timeout)
+        if self._run.result is None and (await self._run.wait(seconds)).state != exec_pb2.EXEC_STATE_ENDED:
+            raise DeadlineExceeded(f"command {self._run.command!r} has not ended after {seconds} s; it goes on")
+        result = await self._result()
+        return result.check() if check else result
+
+    async def _result(self) -> ExecResult:
+        if self._run.result is None:
+            await self._run.collect()
+        return raise_unless_result(self._run.ended())
+
+    async def output(self, offset: int = 0, *, follow: bool = True) -> AsyncGenerator[OutputChunk, None]:
+        """Its output from the byte at `offset` on, to its end, or with follow=False to what is there now. Any number
+        of times.
+        """
+        reader = Run(
+            self._run.transport,
+            self._run.background,
+            self._run.sandbox_id,
+            self._run.exec_id,
+            self._run.spec,
+            self._run.command,
+            self._run.context,
+            offset=offset,
+        )
+        async with aclosing(reader.follow(reader.read_output, follow=follow)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def __aiter__(self) -> AsyncIterator[OutputChunk]:
+        return self.output()
+
+    async def signal(self, number: int | signals.Signals, *, leader_only: bool = False) -> None:
+        """Send a signal to the whole process tree, or to the command's own process alone. Nothing happens if it has
+        ended.
+        """
+        await self._run.signal(int(number), leader_only=leader_only)
+
+    async def kill(self) -> None:
+        """Send KILL to the whole process tree."""
+        await self.signal(signals.SIGKILL)
+
+    async def cancel(self) -> None:
+        """End it: TERM to the whole tree, KILL after its grace. It ends as `killed`."""
+        await self._run.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._run.result is None or self._run.result.ended is ExecEnd.UNKNOWN:
+            await self._run.abandon()

@@ -1,0 +1,260 @@
+"""AsyncSandbox: one sandbox, its commands and its files."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import TracebackType
+from typing import Any, Final, Self, Unpack
+
+from orchard._client import errors
+from orchard._client.convert import exec_info, sandbox_info
+from orchard._client.execs import Run, describe, new_exec_id, raise_unless_result
+from orchard._client.files import AsyncFiles
+from orchard._client.options import Command, ExecOptions, exec_spec, with_options
+from orchard._client.process import AsyncExecStream, AsyncProcess
+from orchard._client.session import Session
+from orchard._client.status import CallFailed
+from orchard._client.types import ExecInfo, ExecResult, SandboxInfo, SandboxState
+from orchard._client.units import Seconds, duration, seconds_of
+from orchard.exec.v1 import exec_service_pb2
+from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
+
+_log: Final = logging.getLogger("orchard")
+
+
+class AsyncSandbox(AsyncFiles):
+    """An isolated environment in which commands run and files live.
+
+    `async with` deletes it at the end, unless it was only attached to. Every method raises SandboxLost once the
+    sandbox has ended, and SandboxUnavailable when it cannot be reached, retries included.
+    """
+
+    def __init__(self, session: Session, info: SandboxInfo) -> None:
+        super().__init__(session.transport, info.sandbox_id)
+        self._session = session
+        self._info = info
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.sandbox_id} {self._info.state}>"
+
+    @property
+    def sandbox_id(self) -> str:
+        """Its id."""
+        return self._info.sandbox_id
+
+    @property
+    def info(self) -> SandboxInfo:
+        """What the platform said about it last; refresh() asks anew."""
+        return self._info
+
+    @with_options(ExecOptions)
+    async def exec(
+        self,
+        command: Command,
+        *,
+        check: bool = False,
+        raise_on_timeout: bool = False,
+        **options: Unpack[ExecOptions],
+    ) -> ExecResult:
+        """Run a command to its end and return its result, whatever its exit code.
+
+        Commands run one at a time, in order, unless `concurrent`. It runs exactly once, also when connections or
+        gateways break meanwhile. If this task is cancelled, the command is ended too.
+
+        Args:
+            command: a string for a shell, or a program with its arguments.
+            check: raise CommandFailed unless it exits with 0.
+            raise_on_timeout: raise CommandTimeout when its timeout ends it, instead of returning the result.
+            options: see ExecOptions: timeout (seconds, 1 h), cwd, env, user, input, merge_stderr, concurrent,
+                output_limit, ...
+
+        Raises:
+            CommandNotStarted: it could not start (COMMAND_NOT_FOUND, CWD_NOT_FOUND, ...).
+            CommandFailed, CommandTimeout, OutputLimitExceeded: with check or raise_on_timeout.
+            CommandInterrupted: the platform ended it.
+            SandboxLost: the sandbox has ended.
+            InvalidArgument: an option breaks a rule.
+        """
+        spec = exec_spec(command, options)
+        run = self._run(command, spec, options)
+        with self._transport.operation("exec", sandbox_id=self.sandbox_id, exec_id=run.exec_id) as operation:
+            run.context = self._transport.context(operation)
+            try:
+                result = await run.finish()
+            except errors.CommandNotStarted:
+                raise
+            except BaseException:
+                await run.abandon()
+                raise
+            if operation is not None:
+                operation.set(ended=str(result.ended), exit_code=result.exit_code, output_size=result.output_size)
+        raise_unless_result(result)
+        if check or (raise_on_timeout and result.timed_out):
+            result.check()
+        return result
+
+    @with_options(ExecOptions)
+    def exec_stream(self, command: Command, **options: Unpack[ExecOptions]) -> AsyncExecStream:
+        """Run a command and iterate over its output while it runs; the stream's `result` has its end. See exec for
+        the rest.
+
+        async for chunk in sandbox.exec_stream("make test"):
+            print(chunk.text, end="")
+        """
+        return AsyncExecStream(self._run(command, exec_spec(command, options), options))
+
+    @with_options(ExecOptions)
+    async def start(self, command: Command, **options: Unpack[ExecOptions]) -> AsyncProcess:
+        """Start a command that runs on its own, beside others and without a timeout, and return at once.
+
+        Raises:
+            CommandNotStarted: it could not start.
+        """
+        run = self._run(command, exec_spec(command, options, background=True), options)
+        try:
+            response = await run.start(0.0)
+        except asyncio.CancelledError:
+            await run.abandon()
+            raise
+        return AsyncProcess(run, response.exec.pid)
+
+    def process(self, exec_id: str) -> AsyncProcess:
+        """A command that was started elsewhere, by its id; "start" is the sandbox's start command."""
+        return AsyncProcess(self._run(f"exec {exec_id}", exec_spec(["?"], {}), {"exec_id": exec_id}))
+
+    def _run(self, command: Command, spec: Any, options: ExecOptions) -> Run:
+        return Run(
+            self._transport,
+            self._session.background,
+            self.sandbox_id,
+            options.get("exec_id") or new_exec_id(),
+            spec,
+            describe(command),
+            self._transport.context(),
+        )
+
+    async def list_execs(self) -> list[ExecInfo]:
+        """Its commands, newest first, finished ones included."""
+        execs: list[ExecInfo] = []
+        token = ""
+        while True:
+            response = await self._transport.unary(
+                lambda c: c.exec.ListExecs,
+                exec_service_pb2.ListExecsRequest(sandbox_id=self.sandbox_id, page_size=1000, page_token=token),
+                sandbox_id=self.sandbox_id,
+            )
+            execs.extend(exec_info(message) for message in response.execs)
+            token = response.next_page_token
+            if not token:
+                return execs
+
+    async def refresh(self) -> SandboxInfo:
+        """Ask the platform how it stands.
+
+        Raises:
+            SandboxNotFound: it ended more than a day ago.
+        """
+        response = await self._transport.unary(
+            lambda c: c.sandbox.GetSandbox, sandbox_service_pb2.GetSandboxRequest(sandbox_id=self.sandbox_id)
+        )
+        self._info = sandbox_info(response.sandbox)
+        return self._info
+
+    async def wait_ready(self, timeout: Seconds | None = None) -> SandboxInfo:
+        """Wait until it is ready for commands.
+
+        Raises:
+            SandboxStartFailed: it ended instead; `reason` says why.
+            DeadlineExceeded: it is not ready after `timeout` seconds.
+        """
+        info = await self._wait(until_terminal=False, timeout=timeout)
+        if info.state is not SandboxState.READY:
+            raise errors.SandboxStartFailed(
+                f"sandbox {info.sandbox_id} did not become ready: {info.message or info.reason or info.state}",
+                reason=info.reason,
+                metadata={"sandbox_id": info.sandbox_id, "state": str(info.state)},
+            )
+        return info
+
+    async def wait_ended(self, timeout: Seconds | None = None) -> SandboxInfo:
+        """Wait until it has ended, for whatever reason.
+
+        Raises:
+            DeadlineExceeded: it still lives after `timeout` seconds.
+        """
+        return await self._wait(until_terminal=True, timeout=timeout)
+
+    async def _wait(self, *, until_terminal: bool, timeout: Seconds | None) -> SandboxInfo:
+        seconds = None if timeout is None else seconds_of("timeout", timeout)
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._watch(until_terminal)
+        except TimeoutError as error:
+            if isinstance(error, errors.OrchardError):
+                raise
+            info = self._info
+            raise errors.DeadlineExceeded(
+                f"sandbox {info.sandbox_id} is still {info.state} after {seconds:g} s"
+                + (f": {info.message}" if info.message else ""),
+                metadata={"sandbox_id": info.sandbox_id, "state": str(info.state)},
+            ) from None
+
+    async def _watch(self, until_terminal: bool) -> SandboxInfo:
+        retry, context = self._transport.retry(), self._transport.context()
+        request = sandbox_service_pb2.WaitSandboxRequest(sandbox_id=self.sandbox_id, until_terminal=until_terminal)
+        while True:
+            try:
+                async with self._transport.stream(lambda c: c.sandbox.WaitSandbox, request, context) as stream:
+                    async for response in stream:
+                        retry.succeeded()
+                        self._seen(response.sandbox)
+                        if self._info.state.is_final or (not until_terminal and self._info.state is SandboxState.READY):
+                            return self._info
+                # A server that stops in order ends the stream before the wait is over.
+                if not await retry.failed(0.0):
+                    raise errors.Unavailable("waiting for the sandbox ended early, again and again")
+            except CallFailed as error:
+                await self._transport.pause_or_raise(error, retry, "")
+
+    def _seen(self, message: sandbox_pb2.Sandbox) -> None:
+        self._info = sandbox_info(message)
+        if self.sandbox_id in self._session.tracked:
+            self._session.tracked[self.sandbox_id] = self._info.uid
+
+    async def extend(self, ttl: Seconds) -> SandboxInfo:
+        """Set its time to live, from now on.
+
+        Raises:
+            SandboxNotFound, FailedPrecondition: it has ended.
+        """
+        request = sandbox_service_pb2.UpdateSandboxRequest(sandbox_id=self.sandbox_id, ttl=duration("ttl", ttl))
+        response = await self._transport.unary(lambda c: c.sandbox.UpdateSandbox, request)
+        self._info = sandbox_info(response.sandbox)
+        return self._info
+
+    async def delete(self) -> None:
+        """End it and everything in it. One that has ended already is no error."""
+        await self._session.background.shielded(
+            f"delete {self.sandbox_id}", self._session.delete(self.sandbox_id, self._info.uid)
+        )
+
+    def detach(self) -> None:
+        """Let it live on when this client is closed."""
+        self._session.untrack(self.sandbox_id)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # Not tracked: attached to, detached, deleted already, or inherited by a forked child.
+        if self.sandbox_id not in self._session.tracked:
+            return
+        try:
+            await self.delete()
+        except errors.OrchardError as failure:
+            if error is None:
+                raise
+            _log.warning("sandbox %s could not be deleted: %s", self.sandbox_id, failure)

@@ -1,0 +1,273 @@
+"""Calls to the gateway: metadata, deadlines, retries, and errors with a type."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from orchard._client.errors import OrchardError, Unavailable
+from orchard._client.pool import Connection, Pool
+from orchard._client.profile import Profile
+from orchard._client.runtime import grpc_module
+from orchard._client.status import REQUEST_ID_KEY, CallFailed, error_of, parse_failure
+from orchard._client.tracing import Operation, Tracing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Response = TypeVar("Response")
+
+# Longer than it takes keepalive to find a dead connection (40 s), so that such a call is retried and not given up.
+CALL_SECONDS: Final = 60.0
+_FIRST_DELAY: Final = 0.05
+_MAXIMUM_DELAY: Final = 5.0
+# Before anything ever answered, a wrong address or a platform that is not up is likelier than a short outage.
+_FIRST_CONTACT_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """What a call carries besides its request."""
+
+    metadata: tuple[tuple[str, str], ...]
+    request_id: str
+
+
+class Retry:
+    """Exponential backoff with full jitter, bounded by the time since the last success."""
+
+    def __init__(self, budget_seconds: float) -> None:
+        self._budget = budget_seconds
+        self._since = time.monotonic()
+        self._failures = 0
+        self.attempts = 1
+
+    def succeeded(self) -> None:
+        """Something came through: the budget starts anew."""
+        self._since = time.monotonic()
+        self._failures = 0
+
+    async def failed(self, retry_seconds: float) -> bool:
+        """Wait before the next attempt; False if the budget is used up. `retry_seconds` is what the server asked
+        for.
+        """
+        ceiling = min(_MAXIMUM_DELAY, _FIRST_DELAY * 2**self._failures)
+        delay = max(random.uniform(0, ceiling), retry_seconds * random.uniform(1, 1.25))  # noqa: S311
+        if time.monotonic() + delay - self._since > self._budget:
+            return False
+        self._failures += 1
+        self.attempts += 1
+        await asyncio.sleep(delay)
+        return True
+
+
+class Transport:
+    """Makes the calls of one client."""
+
+    def __init__(self, profile: Profile, *, retry_seconds: float, tracing: Tracing | None) -> None:
+        self.profile = profile
+        self.tracing = tracing
+        self._pool = Pool(profile)
+        self._retry_seconds = retry_seconds
+        self._reached = False
+
+    def retry(self) -> Retry:
+        """The retries of one operation."""
+        return Retry(self._retry_seconds if self._reached else min(self._retry_seconds, _FIRST_CONTACT_SECONDS))
+
+    def context(self, operation: Operation | None = None) -> CallContext:
+        """Metadata of one operation; its attempts share the request id."""
+        request_id = uuid.uuid4().hex[:16]
+        metadata = [("authorization", f"Bearer {self.profile.api_key}"), (REQUEST_ID_KEY, request_id)]
+        if operation is not None:
+            metadata.extend(operation.metadata)
+        return CallContext(tuple(metadata), request_id)
+
+    @contextmanager
+    def operation(self, name: str, **attributes: str) -> Iterator[Operation | None]:
+        """A client span around one operation; None where tracing is off."""
+        if self.tracing is None:
+            yield None
+            return
+        with self.tracing.span(name, attributes) as operation:
+            yield operation
+
+    async def unary(
+        self,
+        method: Callable[[Connection], Callable[..., Awaitable[Response]]],
+        request: Any,
+        *,
+        timeout: float = CALL_SECONDS,
+        sandbox_id: str = "",
+        context: CallContext | None = None,
+        retry: Retry | None = None,
+    ) -> Response:
+        """One idempotent call, repeated while it is UNAVAILABLE.
+
+        Raises:
+            OrchardError: the typed error of its status.
+        """
+        context = context or self.context()
+        retry = retry or self.retry()
+        while True:
+            try:
+                response = await self._once(method, request, timeout, context)
+            except CallFailed as error:
+                await self.pause_or_raise(error, retry, sandbox_id)
+            else:
+                self._reached = True
+                return response
+
+    async def pause_or_raise(self, error: CallFailed, retry: Retry, sandbox_id: str) -> None:
+        """Wait before the next attempt after a transient failure; raise the typed error of any other."""
+        failure = error.failure
+        if failure.from_platform:
+            self._reached = True
+        if failure.is_transient and await retry.failed(failure.retry_seconds):
+            return
+        typed = error_of(failure, sandbox_id=sandbox_id, attempts=retry.attempts)
+        if not self._reached and failure.code == "UNAVAILABLE":
+            raise Unavailable(
+                f"cannot reach Orchard at {self.profile.endpoint} ({failure.message}); start it with `orchard up`, or "
+                f"check ORCHARD_ENDPOINT",
+                reason="UNREACHABLE",
+                attempts=retry.attempts,
+            ) from None
+        raise typed from None
+
+    async def _once(
+        self,
+        method: Callable[[Connection], Callable[..., Awaitable[Response]]],
+        request: Any,
+        timeout: float,
+        context: CallContext,
+    ) -> Response:
+        with self._pool.connection() as connection:
+            try:
+                return await method(connection)(request, timeout=timeout, metadata=context.metadata)
+            except grpc_module().aio.AioRpcError as error:
+                raise _call_failed(error, context) from None
+
+    async def upload(
+        self,
+        method: Callable[[Connection], Callable[..., Awaitable[Response]]],
+        requests: Callable[[], AsyncIterator[Any]],
+        *,
+        sandbox_id: str,
+        context: CallContext,
+        retry: Retry | None,
+    ) -> Response:
+        """A client-streaming call, repeated from the start while it is UNAVAILABLE (retry None: made once). It has no
+        deadline of its own; a dead connection ends it.
+
+        Raises:
+            OrchardError: the typed error of its status.
+        """
+        while True:
+            source = _Source(requests())
+            try:
+                with self._pool.connection() as connection:
+                    call = method(connection)(source, timeout=None, metadata=context.metadata)
+                    try:
+                        response = await call
+                    except grpc_module().aio.AioRpcError as error:
+                        raise _call_failed(error, context) from None
+            except CallFailed as error:
+                if source.error is not None:
+                    raise source.error from None
+                await self.pause_or_raise(error, retry or Retry(0.0), sandbox_id)
+            except asyncio.CancelledError:
+                # gRPC cancels the call when its request iterator raises.
+                if source.error is not None:
+                    raise source.error from None
+                raise
+            else:
+                self._reached = True
+                return response
+            finally:
+                await source.close()
+
+    @asynccontextmanager
+    async def stream(
+        self, method: Callable[[Connection], Callable[..., Any]], request: Any, context: CallContext
+    ) -> AsyncIterator[Stream]:
+        """One attempt of a server-streaming call, without a deadline; it is cancelled on the way out.
+
+        Raises:
+            CallFailed: while it is iterated.
+        """
+        with self._pool.connection() as connection:
+            call = method(connection)(request, timeout=None, metadata=context.metadata)
+            try:
+                yield Stream(call, context, self)
+            finally:
+                call.cancel()
+
+    def reached(self) -> None:
+        """Note that the platform answered."""
+        self._reached = True
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._pool.close()
+
+
+class Stream:
+    """A server stream's responses, with failures as CallFailed."""
+
+    def __init__(self, call: Any, context: CallContext, transport: Transport) -> None:
+        self._call = call
+        self._context = context
+        self._transport = transport
+        self._interrupted = False
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        try:
+            async for response in self._call:
+                self._transport.reached()
+                yield response
+        except grpc_module().aio.AioRpcError as error:
+            raise _call_failed(error, self._context) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._interrupted or (task is not None and task.cancelling()):
+                raise
+            raise CallFailed(parse_failure("UNAVAILABLE", "the stream stalled", {})) from None
+
+    def interrupt(self) -> None:
+        """End the stream as if its connection had broken."""
+        self._interrupted = True
+        self._call.cancel()
+
+
+class _Source:
+    """Feeds a call's requests and keeps the error of the iterator, which gRPC would turn into a bare cancellation."""
+
+    def __init__(self, requests: AsyncIterator[Any]) -> None:
+        self._requests = requests
+        self.error: BaseException | None = None
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        try:
+            async for request in self._requests:
+                yield request
+        except (OSError, OrchardError, ValueError) as error:
+            self.error = error
+            raise
+
+    async def close(self) -> None:
+        close = getattr(self._requests, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def _call_failed(error: Any, context: CallContext) -> CallFailed:
+    trailing = {str(key): value for key, value in error.trailing_metadata() or ()}
+    trailing.setdefault(REQUEST_ID_KEY, context.request_id)
+    return CallFailed(parse_failure(error.code().name, error.details() or "", trailing))

@@ -95,7 +95,7 @@ def _check_create(request: Any) -> None:
     fields = Fields()
     fields.text("tenant", request.tenant, maximum=64, required=True)
     fields.sandbox_id("sandbox_id", request.sandbox_id)
-    fields.text("request_id", request.request_id, maximum=64, required=True)
+    fields.text("request_id", request.request_id, maximum=64, required=not request.validate_only)
     spec = request.spec
     fields.text("spec.image", spec.image, maximum=512)
     fields.env("spec.env", spec.env)

@@ -15,8 +15,9 @@ __all__ = ["image", "up"]
 def up(  # noqa: PLR0917 (options of the command line)
     data_dir: Annotated[
         Path | None,
+        # Checked later, with better words.
         typer.Option(
-            help="Where everything is kept. Default: $ORCHARD_DATA_DIR, else ~/.local/share/orchard.", file_okay=False
+            help="Where everything is kept. Default: $ORCHARD_DATA_DIR, else ~/.local/share/orchard.", readable=False
         ),
     ] = None,
     port: Annotated[

@@ -22,8 +22,8 @@ from typing import Any
 from services.local.supervisor.directories import mounts_below, run_directory_of
 
 ROOT = Path(__file__).parents[2]
-START_SECONDS = 90.0
-STOP_SECONDS = 60.0
+START_SECONDS = 100.0
+STOP_SECONDS = 90.0
 SERVICES = ("gateway", "scheduler", "watcher", "node", "valkey", "postgres")
 
 
@@ -187,7 +187,7 @@ class PlatformProcess:
         os.kill(pid, number)
         return pid
 
-    def wait_ready(self, name: str, *, not_pid: int = 0, seconds: float = 30.0) -> int:
+    def wait_ready(self, name: str, *, not_pid: int = 0, seconds: float = 60.0) -> int:
         """Wait until a service serves, under another pid than `not_pid`; returns its pid."""
 
         def ready() -> bool:
@@ -215,7 +215,7 @@ class PlatformProcess:
             found += [f"file {path}" for path in sorted(run.rglob("*"))]
         return found + [f"process {_describe(pid)}" for pid in processes_naming(str(self.data), str(run))]
 
-    def wait_nothing_left(self, *, seconds: float = 20.0) -> None:
+    def wait_nothing_left(self, *, seconds: float = 60.0) -> None:
         """After `stop`: no process, mount or socket is left."""
         wait_until(
             lambda: not self.leftovers(),
@@ -224,7 +224,7 @@ class PlatformProcess:
             explain=lambda: "\n".join(self.leftovers()),
         )
 
-    def wait_no_process_left(self, *, seconds: float = 20.0) -> None:
+    def wait_no_process_left(self, *, seconds: float = 60.0) -> None:
         """After kill -9 of the supervisor: no process or mount is left; sockets are the next start's to remove."""
 
         def processes() -> list[str]:
@@ -254,7 +254,7 @@ def running_platform(folder: Path, **options: Any) -> Iterator[PlatformProcess]:
 
 
 def wait_until(
-    condition: Callable[[], bool], what: str, *, seconds: float = 30.0, explain: Callable[[], str] = lambda: ""
+    condition: Callable[[], bool], what: str, *, seconds: float = 60.0, explain: Callable[[], str] = lambda: ""
 ) -> None:
     """Look every 20 ms at something of another process."""
     end = time.monotonic() + seconds

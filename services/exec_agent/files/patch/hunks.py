@@ -7,14 +7,14 @@ off by the start or the end of its file and fits only there, unless fuzz makes u
 
 from __future__ import annotations
 
-from bisect import bisect
-from collections.abc import Iterable, Sequence
+from bisect import bisect, bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from services.exec_agent.files.patch.model import Hunk
 
-_MAXIMUM_COMPARISONS: Final = 2_000_000  # a file of equal lines and many hunks would take for ever
+_MAXIMUM_COMPARISONS: Final = 500_000  # a file of equal lines and many hunks would take for ever
 _SHOWN_BYTES: Final = 120
 
 
@@ -59,6 +59,14 @@ def apply_hunks(data: bytes, hunks: Sequence[Hunk], fuzz: int) -> tuple[bytes, l
     image = _Image(split_lines(data))
     results = [image.apply(number, hunk, fuzz) for number, hunk in enumerate(hunks, 1)]
     return image.content(), results
+
+
+class _Pattern(NamedTuple):
+    """The lines of a hunk that are compared: `before` lines of its `length` old ones come before them."""
+
+    lines: list[bytes]
+    before: int
+    length: int
 
 
 class _Image:
@@ -110,7 +118,8 @@ class _Image:
     def _locate(self, hunk: Hunk, expected: int, level: int) -> int | None:
         """The start of the place nearest to `expected` where the hunk fits; None if there is none."""
         before, after = _ignored(hunk, level)
-        last = len(self._lines) - len(hunk.old)
+        pattern = _Pattern(list(hunk.old[before : len(hunk.old) - after]), before, len(hunk.old))
+        last = len(self._lines) - pattern.length
         if last < 0:
             return None
         context = max(hunk.leading, hunk.trailing)
@@ -120,46 +129,47 @@ class _Image:
         at_end = at_end or (bool(hunk.new) and not hunk.new[-1].endswith(b"\n") and not after)
         if at_start or at_end:
             place = 0 if at_start else last
-            anchored = place == 0 if at_start else True
-            anchored = anchored and (place == last or not at_end)
-            return place if anchored and self._fits(hunk, place, before, after) else None
+            return place if (place == last or not at_end) and self._fits(pattern, place) else None
         if not hunk.old:
             # Nothing to recognise the place by: the header's word counts.
             stated = expected if hunk.old_start <= len(self._lines) or self._offset else None
-            return stated if stated is not None and self._fits(hunk, stated, before, after) else None
-        if expected <= last and self._fits(hunk, expected, before, after):
+            return stated if stated is not None and self._fits(pattern, stated) else None
+        if expected <= last and self._fits(pattern, expected):
             return expected
-        for place in self._candidates(hunk, expected, last, before, after):
-            if self._fits(hunk, place, before, after):
+        for place in self._candidates(pattern, expected):
+            if self._comparisons_left <= 0:
+                break
+            self._comparisons_left -= 1
+            if 0 <= place <= last and self._fits(pattern, place):
                 return place
         return None
 
-    def _candidates(self, hunk: Hunk, expected: int, last: int, before: int, after: int) -> Iterable[int]:
+    def _candidates(self, pattern: _Pattern, expected: int) -> Iterator[int]:
         """Places where the hunk's rarest line stands, nearest first; those before the last hunk's end come last."""
         if self._index is None:
             self._index = {}
-            for position, line in enumerate(self._lines):
-                self._index.setdefault(line, []).append(position)
+            for position, text in enumerate(self._lines):
+                self._index.setdefault(text, []).append(position)
         rarest: list[int] | None = None
         shift = 0
-        for position in range(before, len(hunk.old) - after):
-            places = self._index.get(hunk.old[position])
+        for position, text in enumerate(pattern.lines, pattern.before):
+            places = self._index.get(text)
             if places is None:
-                return ()
+                return
             if rarest is None or len(places) < len(rarest):
                 rarest, shift = places, position
         if rarest is None:
-            return ()
-        starts = [place - shift for place in rarest if 0 <= place - shift <= last]
-        self._comparisons_left -= len(starts)
-        if self._comparisons_left < 0:
-            return ()
-        return sorted(starts, key=lambda start: (start < self._frozen, abs(start - expected), start < expected))
+            return
+        split = bisect_left(rarest, self._frozen + shift)
+        for lowest, highest in ((split, len(rarest)), (0, split)):
+            for line in _outward(rarest, lowest, highest, expected + shift):
+                yield line - shift
 
-    def _fits(self, hunk: Hunk, start: int, before: int, after: int) -> bool:
-        end = start + len(hunk.old)
-        if self._lines[start + before : end - after] != list(hunk.old[before : len(hunk.old) - after]):
+    def _fits(self, pattern: _Pattern, start: int) -> bool:
+        first = start + pattern.before
+        if self._lines[first : first + len(pattern.lines)] != pattern.lines:
             return False
+        end = start + pattern.length
         if start == end == len(self._lines) and start and not self._lines[-1].endswith(b"\n"):
             return False
         position = bisect(self._starts, start)
@@ -169,7 +179,7 @@ class _Image:
 
     def _explain(self, hunk: Hunk, expected: int) -> str:
         """The first line that differs at the place where the hunk should be."""
-        if self._comparisons_left < 0:
+        if self._comparisons_left <= 0:
             return "too many places to compare; the file has too many equal lines"
         for position, wanted in enumerate(hunk.old):
             line = expected + position
@@ -192,6 +202,19 @@ class _Image:
         if expected > 0 and hunk.leading < hunk.trailing:
             return f"line 1: expected {_shown(hunk.old[0])} at the start of the file, found {_shown(self._lines[0])}"
         return f"line {line}: expected a newline at the end of the file, found none"
+
+
+def _outward(numbers: Sequence[int], lowest: int, highest: int, centre: int) -> Iterator[int]:
+    """Ascending numbers[lowest:highest], those nearest to `centre` first; of two as near the larger."""
+    right = bisect_left(numbers, centre, lowest, highest)
+    left = right - 1
+    while left >= lowest or right < highest:
+        if right < highest and (left < lowest or numbers[right] - centre <= centre - numbers[left]):
+            yield numbers[right]
+            right += 1
+        else:
+            yield numbers[left]
+            left -= 1
 
 
 def _ignored(hunk: Hunk, level: int) -> tuple[int, int]:

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import signal
 import stat
 import time
@@ -18,7 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from services.local.runtime.removal import remove_tree
 from services.local.supervisor.errors import PlatformError
+from services.local.supervisor.system import detach_mount
 
 _LOCK: Final = "supervisor.lock"
 _PROCESSES_LOCK: Final = "processes.lock"
@@ -208,23 +209,10 @@ def remove_run_directory(path: Path) -> None:
     except FileNotFoundError:
         return
     _unmount_below(path)
-    # Does not follow links.
-    shutil.rmtree(path, onerror=_mend)
-    if path.exists():
-        raise PlatformError(f"cannot remove {path}, which an earlier platform left")
-
-
-def _mend(function: Callable[..., Any], path: str, _error: object) -> None:
-    """Overlay work folders have mode 000."""
-    with suppress(OSError):
-        os.chmod(Path(path).parent, 0o700)  # noqa: PTH101
-        if not Path(path).is_symlink():
-            os.chmod(path, 0o700)  # noqa: PTH101
-    with suppress(OSError):
-        if Path(path).is_dir() and not Path(path).is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            function(path)
+    try:
+        remove_tree(path)
+    except OSError as error:
+        raise PlatformError(f"cannot remove {path}, which an earlier platform left: {error}") from None
 
 
 def _check_private(path: Path) -> None:
@@ -252,8 +240,6 @@ def mounts_below(path: Path) -> list[Path]:
 
 def _unmount_below(path: Path) -> None:
     """A folder of the host that is mounted here must never be emptied by the removal."""
-    from services.local.supervisor.system import detach_mount
-
     for point in mounts_below(path):
         try:
             detach_mount(point)

@@ -9,7 +9,7 @@ import typer
 
 from services.local.images import image
 
-__all__ = ["image", "up"]
+__all__ = ["demo", "image", "up"]
 
 
 def up(  # noqa: PLR0917 (options of the command line)
@@ -42,9 +42,10 @@ def up(  # noqa: PLR0917 (options of the command line)
     """
     import os
 
+    from orchard._client.profile import profile_path
+
     from services.local.supervisor.listen import DEFAULT_LISTEN
     from services.local.supervisor.platform import PlatformOptions
-    from services.local.supervisor.profile import profile_path
     from services.local.supervisor.run import run_platform
 
     if port is not None and listen is not None:
@@ -59,3 +60,26 @@ def up(  # noqa: PLR0917 (options of the command line)
         log_level=log_level,
     )
     raise typer.Exit(run_platform(options, ready_fd=ready_fd, lifeline_fd=lifeline_fd))
+
+
+def demo(
+    only: Annotated[
+        list[str] | None, typer.Argument(help="Ids of the tasks to take, for instance orchard-demo__intervals-3.")
+    ] = None,
+    tasks: Annotated[
+        Path | None, typer.Option(help="Folder of the tasks. Default: examples/tasks.", file_okay=False, exists=True)
+    ] = None,
+    running: Annotated[
+        bool, typer.Option("--running", help="Use the platform that runs already instead of one of its own.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
+) -> None:
+    """Evaluate candidate patches on software-engineering tasks, each in its own sandbox, all in parallel.
+
+    Ends with a table of verdicts, and with exit code 1 if one of them is not the expected one.
+    """
+    from services.local.demo.run import DEFAULT_TASKS, DemoOptions, run
+
+    raise typer.Exit(
+        run(DemoOptions(tasks=tasks or DEFAULT_TASKS, only=frozenset(only or ()), running=running, as_json=as_json))
+    )

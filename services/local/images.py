@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 if TYPE_CHECKING:
-    from services.local.images_client import Image, ImagesClient
+    from orchard import Image, SandboxClient
 
 image = typer.Typer(help="Root file systems that sandboxes of this machine can start from.", no_args_is_help=True)
 
@@ -29,19 +30,14 @@ def import_image(
     as_json: _Json = False,
 ) -> None:
     """Import an image from an archive or a folder."""
-    from services.local.images_client import ImageError
-
     with _client() as client:
-        try:
-            found = _import(client, name, str(path.absolute()), replace=replace, quiet=as_json)
-        except ImageError as error:
-            _fail(str(error))
+        found = _import(client, name, str(path.absolute()), replace=replace, quiet=as_json)
     if found is None:
         _fail("the import ended without an image")
-    print(json.dumps(found.as_json()) if as_json else f"{found.name}  {_size(found.size)}")  # noqa: T201
+    print(json.dumps(_as_json(found)) if as_json else f"{found.name}  {_size(found.size)}")  # noqa: T201
 
 
-def _import(client: ImagesClient, name: str, path: str, *, replace: bool, quiet: bool) -> Image | None:
+def _import(client: SandboxClient, name: str, path: str, *, replace: bool, quiet: bool) -> Image | None:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -49,8 +45,8 @@ def _import(client: ImagesClient, name: str, path: str, *, replace: bool, quiet:
     found = None
     with Progress(*columns, console=Console(stderr=True), disable=quiet or not sys.stderr.isatty()) as bars:
         bar = bars.add_task(name, total=None)
-        for progress in client.import_image(name, path, replace=replace):
-            bars.update(bar, completed=progress.done, total=progress.total or None)
+        for progress in client.images.import_image(name, path, replace=replace):
+            bars.update(bar, completed=progress.done_bytes, total=progress.total_bytes or None)
             found = progress.image or found
     return found
 
@@ -58,22 +54,18 @@ def _import(client: ImagesClient, name: str, path: str, *, replace: bool, quiet:
 @image.command("list")
 def list_images(as_json: _Json = False) -> None:
     """List the imported images."""
-    from services.local.images_client import ImageError
-
     with _client() as client:
-        try:
-            images = client.list_images()
-        except ImageError as error:
-            _fail(str(error))
+        images = list(client.images.list())
     if as_json:
-        print(json.dumps([found.as_json() for found in images]))  # noqa: T201
+        print(json.dumps([_as_json(found) for found in images]))  # noqa: T201
         return
     from rich.console import Console
     from rich.table import Table
 
     table = Table("NAME", "SIZE", "IMPORTED", "DIGEST", box=None, pad_edge=False)
     for found in images:
-        imported = found.import_time.astimezone().isoformat(sep=" ", timespec="seconds")
+        time = found.import_time
+        imported = time.astimezone().isoformat(sep=" ", timespec="seconds") if time else ""
         table.add_row(found.name, _size(found.size), imported, found.digest[:12])
     Console().print(table)
 
@@ -81,26 +73,27 @@ def list_images(as_json: _Json = False) -> None:
 @image.command("rm")
 def remove_image(name: _Name, as_json: _Json = False) -> None:
     """Remove an image that no sandbox uses."""
-    from services.local.images_client import ImageError
-
     with _client() as client:
-        try:
-            client.remove_image(name)
-        except ImageError as error:
-            _fail(str(error))
+        client.images.remove(name)
     if as_json:
         print(json.dumps({"removed": name}))  # noqa: T201
 
 
-def _client() -> ImagesClient:
-    from services.local.images_client import ImagesClient
-    from services.local.supervisor.errors import PlatformError
-    from services.local.supervisor.profile import find_profile
+@contextmanager
+def _client() -> Iterator[SandboxClient]:
+    """A client whose errors end the command with a sentence."""
+    from orchard import OrchardError, SandboxClient
 
     try:
-        return ImagesClient(find_profile(os.environ))
-    except PlatformError as error:
+        with SandboxClient() as client:
+            yield client
+    except OrchardError as error:
         _fail(str(error))
+
+
+def _as_json(found: Image) -> dict[str, object]:
+    imported = found.import_time.isoformat().replace("+00:00", "Z") if found.import_time else None
+    return {"name": found.name, "digest": found.digest, "size": found.size, "import_time": imported}
 
 
 def _size(count: int) -> str:

@@ -31,7 +31,7 @@ from services.local.supervisor.layout import STOP_ORDER, Layout, migrations_dige
 from services.local.supervisor.listen import DEFAULT_LISTEN, choose_listen
 from services.local.supervisor.node_client import NodeFacts, ask_node
 from services.local.supervisor.output import Output
-from services.local.supervisor.profile import Profile, write_profile
+from services.local.supervisor.profile import write_profile
 from services.local.supervisor.status import write_status
 from services.local.supervisor.unit import Unit, UnitSpec
 
@@ -216,7 +216,7 @@ class Platform:
         finally:
             asking.cancel()
         if self.options.profile is not None:
-            self.profile_note = write_profile(self.options.profile, Profile(self.endpoint, self.api_key))
+            self.profile_note = write_profile(self.options.profile, endpoint=self.endpoint, api_key=self.api_key)
 
     async def _migrate(self, postgres: Postgres | None, children: Children, layout: Layout) -> None:
         if postgres:

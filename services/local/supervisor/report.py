@@ -10,10 +10,10 @@ from typing import Final
 from services.local.supervisor.platform import Platform
 
 _PROGRAM: Final = """\
-import orchard
+from orchard import SandboxClient
 
-with orchard.Client() as client, client.create() as sandbox:
-    print(sandbox.exec("uname -a").stdout_text)"""
+with SandboxClient() as client, client.create() as sandbox:
+    print(sandbox.exec("echo hello").stdout)"""
 
 
 def ready_text(platform: Platform) -> str:

@@ -18,7 +18,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProcess]:
     """A running platform for tests that leave it running."""
     with running_platform(copy(made, tmp_path_factory.mktemp("shared"))) as platform:

@@ -101,7 +101,7 @@ def file_error(error: OSError, path: bytes, field: str = "path") -> OrchardError
         path = os.path.join(path, error.path)
     bad = _BAD_PATHS.get(number)
     if bad is not None:
-        return InvalidArgumentError.of(field, bad, reason="PATH_INVALID", path=shown(path))
+        return InvalidArgumentError.of(field, f"{shown(path)!r} {bad}", reason="PATH_INVALID", path=shown(path))
     row = _TABLE.get(number)
     if row is None:
         name = errno.errorcode.get(number, str(number))

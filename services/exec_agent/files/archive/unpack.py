@@ -241,7 +241,7 @@ class _EntryErrors:
         if isinstance(error, EscapeError):
             raise _escapes(self._name, "leads out of the target through a link") from error
         if isinstance(error, OSError):
-            raise file_error(error, os.path.join(self._path, self._name)) from error
+            raise file_error(error, os.path.join(self._path, self._name), "data") from error
 
 
 def _parts(name: bytes, entry: bytes) -> tuple[bytes, ...]:

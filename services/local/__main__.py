@@ -11,6 +11,7 @@ def main() -> None:
     """Run one command."""
     app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
     app.command("up")(commands.up)
+    app.command("demo")(commands.demo)
     app.add_typer(commands.image, name="image")
     app()
 

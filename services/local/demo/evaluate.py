@@ -1,0 +1,131 @@
+"""One candidate in one sandbox: upload, patch, run the tests, judge."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import orchard
+from orchard.rewards.swe import judge_tests, parse_unittest
+
+from services.local.demo.tasks import Candidate, Task, Verdict
+
+_REPOSITORY: Final = "/work/repo"
+_LINE_SHOWN: Final = 60
+_LIFE_SECONDS: Final = 300
+_NO_PATCH: Final = frozenset({"PATCH_MALFORMED", "PATCH_PATH_ESCAPES"})
+
+Progress = Callable[[str], None]
+"""Told what is going on, in a few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one candidate.
+
+    Attributes:
+        verdict: "error" says that the platform failed, and nothing of the candidate.
+        tests: passed and wanted tests, or None where none ran.
+        detail: one line for people.
+        seconds: from the create to the verdict.
+    """
+
+    task: Task
+    candidate: Candidate
+    verdict: Verdict
+    tests: tuple[int, int] | None
+    detail: str
+    seconds: float
+
+    @property
+    def expected(self) -> bool:
+        """Whether the verdict is the one that the candidate is known to deserve."""
+        return self.verdict == self.candidate.expected
+
+
+async def evaluate(
+    client: orchard.AsyncSandboxClient, task: Task, repository: Path, candidate: Candidate, progress: Progress
+) -> Outcome:
+    """Judge one candidate. An error of the platform is an outcome of its own, never "unresolved"."""
+    started = time.monotonic()
+    try:
+        verdict, tests, detail = await _judge(client, task, repository, candidate, progress)
+    except orchard.OrchardError as error:
+        verdict, tests, detail = "error", None, f"{type(error).__name__}: {error}"
+    return Outcome(task, candidate, verdict, tests, detail, time.monotonic() - started)
+
+
+async def _judge(
+    client: orchard.AsyncSandboxClient, task: Task, repository: Path, candidate: Candidate, progress: Progress
+) -> tuple[Verdict, tuple[int, int] | None, str]:
+    progress("waiting for a sandbox")
+    labels = {"demo": task.instance_id, "candidate": candidate.name}
+    async with await client.create(labels=labels, ttl=_LIFE_SECONDS) as sandbox:
+        progress("uploading the repository")
+        await sandbox.upload(repository, _REPOSITORY)
+        if candidate.patch is not None:
+            progress("applying the candidate")
+            problem = await _apply(sandbox, candidate.patch)
+            if problem:
+                return "patch_failed", None, problem
+        progress("applying the test patch")
+        await _restore_tests(sandbox, task, repository)
+        await sandbox.apply_patch(task.test_patch, path=_REPOSITORY)
+        return await _run_tests(sandbox, task, progress)
+
+
+async def _apply(sandbox: orchard.AsyncSandbox, patch: bytes) -> str:
+    """Apply a candidate; returns why it does not apply, or nothing.
+
+    What is no patch at all, or leaves the repository, is the candidate's fault too.
+    """
+    try:
+        report = await sandbox.apply_patch(patch, path=_REPOSITORY, check=False)
+    except orchard.InvalidArgument as error:
+        if error.reason not in _NO_PATCH:
+            raise
+        return str(error)
+    return "" if report.applied else next(iter(report.problems()), "the patch does not apply")
+
+
+async def _restore_tests(sandbox: orchard.AsyncSandbox, task: Task, repository: Path) -> None:
+    """Put the files of the test patch back to base_commit: what a candidate did to the tests must not count."""
+    for name in task.test_files:
+        original = repository / name
+        if original.is_file():
+            await sandbox.upload(original, f"{_REPOSITORY}/{name}")
+        else:
+            await sandbox.remove(f"{_REPOSITORY}/{name}", missing_ok=True)
+
+
+async def _run_tests(
+    sandbox: orchard.AsyncSandbox, task: Task, progress: Progress
+) -> tuple[Verdict, tuple[int, int] | None, str]:
+    log: list[str] = []
+    wanted = len(task.fail_to_pass) + len(task.pass_to_pass)
+    stream = sandbox.exec_stream(
+        task.test_command,
+        cwd=_REPOSITORY,
+        timeout=task.test_timeout_seconds,
+        kill_grace=1,
+        env={"PYTHON_COLORS": "0", "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    async for chunk in stream:
+        # unittest reports on standard error; what the tests print elsewhere is not evidence.
+        if chunk.stream == "stderr":
+            log.append(chunk.text)
+            lines = chunk.text.strip().splitlines()
+            progress(f"testing: {lines[-1][:_LINE_SHOWN]}" if lines else "testing")
+    result = stream.result
+    verdict = judge_tests(parse_unittest("".join(log)), task.fail_to_pass, task.pass_to_pass)
+    tests = (verdict.passed, wanted)
+    if result.timed_out:
+        return "unresolved", tests, f"timed out after {task.test_timeout_seconds:g} s"
+    if result.ended != "exited":
+        return "unresolved", tests, result.describe()
+    if verdict.resolved:
+        return "resolved", tests, ""
+    return "unresolved", tests, f"{len(verdict.failed)} failed, first {verdict.failed[0].rpartition('.')[2]}"

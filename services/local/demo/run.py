@@ -1,0 +1,187 @@
+"""The whole of `orchard demo`: start a platform, judge every candidate in parallel, stop it, show the table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import orchard
+from rich.console import Console
+
+from services.local.demo.evaluate import Outcome, evaluate
+from services.local.demo.screen import Screen, show_table
+from services.local.demo.tasks import Task, TaskError, load_tasks
+
+DEFAULT_TASKS: Final = Path(__file__).parents[3] / "examples" / "tasks"
+_START_SECONDS: Final = 60.0
+_STOP_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What to do.
+
+    Attributes:
+        tasks: folder of the tasks.
+        only: ids of the tasks to take; empty: all.
+        running: use the platform that the connection profile or the environment names instead of one of its own.
+        as_json: print one JSON document instead of a table.
+    """
+
+    tasks: Path
+    only: frozenset[str]
+    running: bool
+    as_json: bool
+
+
+class PlatformStartError(Exception):
+    """The demo's own platform did not start; the message is its log."""
+
+
+def run(options: DemoOptions) -> int:
+    """Do it; 0 if every verdict is the expected one, else 1."""
+    # Progress goes to standard error, so that what is asked for can be piped.
+    console = Console(stderr=True)
+    try:
+        tasks = load_tasks(options.tasks, options.only)
+        with tempfile.TemporaryDirectory(prefix="orchard-demo-") as folder:
+            repositories = _build(tasks, Path(folder), console)
+            if options.running:
+                outcomes = asyncio.run(_evaluate_all(orchard.AsyncSandboxClient(), tasks, repositories, console))
+            else:
+                with _own_platform(console) as (endpoint, api_key):
+                    client = orchard.AsyncSandboxClient(endpoint=endpoint, api_key=api_key)
+                    outcomes = asyncio.run(_evaluate_all(client, tasks, repositories, console))
+    except (TaskError, PlatformStartError, orchard.OrchardError) as error:
+        console.print(f"[bold red]demo:[/] {error}", highlight=False)
+        return 1
+    if options.as_json:
+        print(json.dumps([_plain(outcome) for outcome in outcomes], indent=2))  # noqa: T201
+    else:
+        show_table(Console(), outcomes)
+    unexpected = [outcome for outcome in outcomes if not outcome.expected]
+    if unexpected:
+        console.print(f"[bold red]{len(unexpected)} verdicts are not the expected ones[/]")
+    return 1 if unexpected else 0
+
+
+def _build(tasks: Sequence[Task], folder: Path, console: Console) -> dict[str, Path]:
+    with console.status("building the repositories"):
+        repositories = {task.instance_id: folder / task.instance_id for task in tasks}
+        for task in tasks:
+            task.build_repository(repositories[task.instance_id])
+    return repositories
+
+
+async def _evaluate_all(
+    client: orchard.AsyncSandboxClient, tasks: Sequence[Task], repositories: dict[str, Path], console: Console
+) -> list[Outcome]:
+    """Every candidate in its own sandbox, all at once."""
+    pairs = [(task, candidate) for task in tasks for candidate in task.candidates]
+    started = time.monotonic()
+    with Screen(console, len(pairs)) as screen:
+
+        async def one(index: int) -> Outcome:
+            task, candidate = pairs[index]
+            outcome = await evaluate(
+                client,
+                task,
+                repositories[task.instance_id],
+                candidate,
+                lambda what: screen.progress(task, candidate, what),
+            )
+            screen.done(outcome)
+            return outcome
+
+        async with client:
+            outcomes = await asyncio.gather(*(one(index) for index in range(len(pairs))))
+    seconds = time.monotonic() - started
+    console.print(f"{len(pairs)} candidates of {len(tasks)} tasks, each in its own sandbox, in {seconds:.1f} s")
+    return list(outcomes)
+
+
+@contextmanager
+def _own_platform(console: Console) -> Iterator[tuple[str, str]]:
+    """A platform with a data directory of its own, gone at the end; gives its endpoint and API key."""
+    with tempfile.TemporaryDirectory(prefix="orchard-demo-") as folder:
+        log = Path(folder, "log")
+        ready, ready_end = os.pipe()
+        # Should this process be killed, the platform sees the end of its lifeline and stops.
+        lifeline_end, lifeline = os.pipe()
+        command = [sys.executable, "-m", "services.local", "up", "--data-dir", f"{folder}/data"]
+        command += ["--listen", "127.0.0.1:0", "--ready-fd", str(ready_end), "--lifeline-fd", str(lifeline_end)]
+        with console.status("starting the platform"), log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(ready_end, lifeline_end),
+                env={**os.environ, "ORCHARD_CONFIG_DIR": f"{folder}/config"},
+                start_new_session=True,  # Ctrl-C is for this process, which then stops the platform in order
+            )
+            os.close(ready_end)
+            os.close(lifeline_end)
+            facts = _read_facts(ready)
+        try:
+            if facts is None:
+                process.wait(_STOP_SECONDS)
+                raise PlatformStartError(f"the platform did not start:\n{log.read_text(errors='replace')}")
+            profile: dict[str, Any] = json.loads(Path(folder, "config", "profile.json").read_text())
+            yield profile["endpoint"], profile["api_key"]
+        finally:
+            os.close(lifeline)
+            with console.status("stopping the platform"):
+                _stop(process)
+
+
+def _read_facts(ready: int) -> dict[str, Any] | None:
+    """The line that says that all is up; None if the platform ended without it."""
+    import select
+
+    text = b""
+    with os.fdopen(ready, "rb", buffering=0) as pipe:
+        deadline = time.monotonic() + _START_SECONDS
+        while not text.endswith(b"\n"):
+            if not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                return None
+            data = pipe.read(4096)
+            if not data:
+                return None
+            text += data
+    facts: dict[str, Any] = json.loads(text)
+    return facts
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _plain(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "task": outcome.task.instance_id,
+        "candidate": outcome.candidate.name,
+        "verdict": outcome.verdict,
+        "expected": outcome.candidate.expected,
+        "tests_passed": outcome.tests[0] if outcome.tests else None,
+        "tests_wanted": outcome.tests[1] if outcome.tests else None,
+        "detail": outcome.detail,
+        "seconds": round(outcome.seconds, 3),
+    }

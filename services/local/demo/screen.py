@@ -1,0 +1,99 @@
+"""What `orchard demo` shows: live progress on a terminal, lines elsewhere, and the table at the end."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from services.local.demo.evaluate import Outcome
+from services.local.demo.tasks import Candidate, Task
+
+_ROWS_SHOWN: Final = 14
+_COLOURS: Final = {"resolved": "green", "unresolved": "yellow", "patch_failed": "magenta", "error": "bold red"}
+
+
+class Screen:
+    """Live progress of many candidates."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console = console
+        self._active: dict[tuple[str, str], tuple[float, str]] = {}
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+        )
+        self._task: TaskID = self._bar.add_task("candidates", total=total)
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=8, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def progress(self, task: Task, candidate: Candidate, what: str) -> None:
+        """A candidate went on."""
+        key = (task.instance_id, candidate.name)
+        self._active[key] = (self._active.get(key, (time.monotonic(), ""))[0], what)
+
+    def done(self, outcome: Outcome) -> None:
+        """A candidate has its verdict."""
+        self._active.pop((outcome.task.instance_id, outcome.candidate.name), None)
+        self._bar.advance(self._task)
+        mark = "" if outcome.expected else f"  (expected {outcome.candidate.expected})"
+        line = Text.assemble(
+            f"{_short(outcome.task)}/{outcome.candidate.name} ", (outcome.verdict, _COLOURS[outcome.verdict]), mark
+        )
+        self._console.print(line)
+
+    def _render(self) -> RenderableType:
+        rows = Table.grid(padding=(0, 2))
+        busy = sorted(self._active.items(), key=lambda item: item[1][0])
+        for (task, candidate), (_, what) in busy[:_ROWS_SHOWN]:
+            rows.add_row(
+                task.rpartition("__")[2], candidate, Text(what, style="dim", overflow="ellipsis", no_wrap=True)
+            )
+        if len(busy) > _ROWS_SHOWN:
+            rows.add_row("", f"and {len(busy) - _ROWS_SHOWN} more", "")
+        return Group(rows, self._bar)
+
+
+def show_table(console: Console, outcomes: Sequence[Outcome]) -> None:
+    """The verdict of every candidate."""
+    table = Table(title="Verdicts", title_justify="left")
+    for name in ("task", "candidate", "verdict", "tests", "time"):
+        table.add_column(name, justify="right" if name in ("tests", "time") else "left", no_wrap=True)
+    table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
+    last = ""
+    for outcome in outcomes:
+        name = _short(outcome.task)
+        wrong = "" if outcome.expected else f"EXPECTED {outcome.candidate.expected}. "
+        table.add_row(
+            name if name != last else "",
+            outcome.candidate.name,
+            Text(outcome.verdict, style=_COLOURS[outcome.verdict]),
+            f"{outcome.tests[0]}/{outcome.tests[1]}" if outcome.tests else "",
+            f"{outcome.seconds:.1f} s",
+            Text.assemble((wrong, "bold red"), outcome.detail),
+        )
+        last = name
+    console.print(table)
+    counts = Counter(outcome.verdict for outcome in outcomes)
+    console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()))
+
+
+def _short(task: Task) -> str:
+    return task.instance_id.rpartition("__")[2]

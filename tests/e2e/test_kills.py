@@ -1,0 +1,141 @@
+"""kill -9 of each part under load: nothing that should live dies, no command runs twice, no byte is lost.
+
+Three rounds each by default; `make chaos` makes it twenty, in an order that its seed gives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import secrets
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import redis.asyncio as redis
+
+import orchard
+from tests.support.platform import PlatformProcess, running_platform
+
+ROUNDS = int(os.environ.get("ORCHARD_CHAOS_ROUNDS", "3"))
+SEED = int(os.environ.get("ORCHARD_CHAOS_SEED", "1"))
+SERVICES = ("gateway", "scheduler", "watcher", "node", "valkey", "postgres")
+# Writes its start to a file that outlives it, then numbered lines for about two seconds.
+COMMAND = (
+    "echo started >> /root/{run}; i=0; while [ $i -lt 2000 ]; do i=$((i+1)); echo line $i of {run}; "
+    "[ $((i % 100)) = 0 ] && sleep 0.1; done; true"
+)
+
+
+def expected(run: str) -> bytes:
+    return b"".join(b"line %d of %s\n" % (number, run.encode()) for number in range(1, 2001))
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProcess]:
+    with running_platform(tmp_path_factory.mktemp("kills")) as platform:
+        yield platform
+
+
+@pytest.fixture
+async def client(platform: PlatformProcess) -> AsyncIterator[orchard.AsyncSandboxClient]:
+    async with orchard.AsyncSandboxClient(endpoint=platform.endpoint, api_key=platform.api_key) as client:
+        yield client
+
+
+async def run_once(sandbox: orchard.AsyncSandbox) -> None:
+    """One command whose output must come whole, and which must have run once."""
+    run = secrets.token_hex(4)
+    stream = sandbox.exec_stream(COMMAND.format(run=run))
+    output = b"".join([chunk.data async for chunk in stream])
+    assert stream.result.exit_code == 0, stream.result
+    assert hashlib.sha256(output).digest() == hashlib.sha256(expected(run)).digest(), output[-200:]
+    assert (await sandbox.exec(f"cat /root/{run}")).stdout == "started\n"
+
+
+async def kill(platform: PlatformProcess, service: str) -> None:
+    killed = platform.kill_service(service)
+    await asyncio.to_thread(platform.wait_ready, service, not_pid=killed, seconds=60)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("service", SERVICES)
+async def test_kill_under_load(platform: PlatformProcess, client: orchard.AsyncSandboxClient, service: str) -> None:
+    rng = random.Random(SEED)
+    sandboxes = [await client.create(labels={"victim": service}) for _ in range(4)]
+    uids = {sandbox.sandbox_id: (await sandbox.refresh()).uid for sandbox in sandboxes}
+    for _ in range(ROUNDS):
+        commands = [asyncio.ensure_future(run_once(sandbox)) for sandbox in sandboxes]
+        await asyncio.sleep(rng.uniform(0.2, 1.0))  # somewhere in the middle, wherever the seed says
+        await kill(platform, service)
+        creates = [asyncio.ensure_future(client.create(labels={"victim": service})) for _ in range(3)]
+        await asyncio.gather(*commands)
+        for created in await asyncio.gather(*creates):
+            assert (await created.exec("echo new")).stdout == "new\n"
+            await created.delete()
+    for sandbox in sandboxes:
+        found = await sandbox.refresh()
+        assert (found.state, found.uid) == (orchard.SandboxState.READY, uids[sandbox.sandbox_id])
+        await sandbox.delete()
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3600)
+async def test_everything_in_turn_while_creates_go_on(
+    platform: PlatformProcess, client: orchard.AsyncSandboxClient
+) -> None:
+    rng = random.Random(SEED)
+    steady = [await client.create() for _ in range(3)]
+    done = asyncio.Event()
+    lives = 0
+
+    async def live() -> None:
+        nonlocal lives
+        while not done.is_set():
+            async with await client.create() as sandbox:
+                token = secrets.token_hex(4)
+                assert (await sandbox.exec(f"echo {token}")).stdout == f"{token}\n"
+                lives += 1
+
+    lifecycles = [asyncio.ensure_future(live()) for _ in range(3)]
+    for _ in range(ROUNDS):
+        commands = [asyncio.ensure_future(run_once(sandbox)) for sandbox in steady]
+        await kill(platform, rng.choice(SERVICES))
+        await asyncio.gather(*commands)
+    done.set()
+    await asyncio.gather(*lifecycles)
+    assert lives >= 3
+    for sandbox in steady:
+        await sandbox.delete()
+
+
+async def test_an_emptied_lease_store_loses_no_sandbox(
+    platform: PlatformProcess, client: orchard.AsyncSandboxClient
+) -> None:
+    request = {"sandbox_id": f"flush-{secrets.token_hex(4)}", "labels": {"kept": "yes"}, "ttl": 900}
+    sandbox = await client.create(**request)
+    before = await sandbox.refresh()
+    command = asyncio.ensure_future(run_once(sandbox))
+    async with redis.Redis.from_url(f"unix://{platform.run}/valkey.sock") as store:
+        assert await store.dbsize() > 0
+        await store.flushall()
+    after = await sandbox.refresh()
+    assert (after.uid, after.state, after.labels) == (before.uid, before.state, before.labels)
+    # Never shorter than it was promised.
+    assert abs((after.expire_time - before.expire_time).total_seconds()) < 1
+    await command
+    assert sandbox.sandbox_id in [found.sandbox_id async for found in client.list(labels={"kept": "yes"})]
+    with pytest.raises(orchard.AlreadyExists):
+        await client.create(**request)
+    await sandbox.delete()
+
+
+async def test_the_agent_killed_from_inside_comes_back(client: orchard.AsyncSandboxClient) -> None:
+    async with await client.create() as sandbox:
+        # What the platform did to a command is an error, never a result that could be scored.
+        with pytest.raises(orchard.CommandInterrupted) as caught:
+            await sandbox.exec("kill -9 -1; sleep 60")
+        assert caught.value.reason == "AGENT_RESTARTED"
+        assert (await sandbox.exec("echo back")).stdout == "back\n"

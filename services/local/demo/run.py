@@ -26,6 +26,7 @@ from services.local.demo.tasks import Task, TaskError, load_tasks
 DEFAULT_TASKS: Final = Path(__file__).parents[3] / "examples" / "tasks"
 _START_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 60.0
+_PLAIN_WIDTH: Final = 140  # of the table where no terminal gives one
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,8 @@ def run(options: DemoOptions) -> int:
     if options.as_json:
         print(json.dumps([_plain(outcome) for outcome in outcomes], indent=2))  # noqa: T201
     else:
-        show_table(Console(), outcomes)
+        screen = Console()
+        show_table(screen if screen.is_terminal else Console(width=_PLAIN_WIDTH), outcomes)
     unexpected = [outcome for outcome in outcomes if not outcome.expected]
     if unexpected:
         console.print(f"[bold red]{len(unexpected)} verdicts are not the expected ones[/]")

@@ -18,6 +18,7 @@ from services.local.demo.evaluate import Outcome
 from services.local.demo.tasks import Candidate, Task
 
 _ROWS_SHOWN: Final = 14
+_HEADINGS: Final = ("task", "candidate", "verdict", "tests", "time")
 _COLOURS: Final = {"resolved": "green", "unresolved": "yellow", "patch_failed": "magenta", "error": "bold red"}
 
 
@@ -72,24 +73,25 @@ class Screen:
 
 
 def show_table(console: Console, outcomes: Sequence[Outcome]) -> None:
-    """The verdict of every candidate."""
-    table = Table(title="Verdicts", title_justify="left")
-    for name in ("task", "candidate", "verdict", "tests", "time"):
-        table.add_column(name, justify="right" if name in ("tests", "time") else "left", no_wrap=True)
-    table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
+    """The verdict of every candidate. The last column gives way on narrow terminals, the others never do."""
+    rows: list[tuple[str, str, str, str, str]] = []
     last = ""
     for outcome in outcomes:
         name = _short(outcome.task)
-        wrong = "" if outcome.expected else f"EXPECTED {outcome.candidate.expected}. "
-        table.add_row(
-            name if name != last else "",
-            outcome.candidate.name,
-            Text(outcome.verdict, style=_COLOURS[outcome.verdict]),
-            f"{outcome.tests[0]}/{outcome.tests[1]}" if outcome.tests else "",
-            f"{outcome.seconds:.1f} s",
-            Text.assemble((wrong, "bold red"), outcome.detail),
+        tests = f"{outcome.tests[0]}/{outcome.tests[1]}" if outcome.tests else ""
+        rows.append(
+            (name if name != last else "", outcome.candidate.name, outcome.verdict, tests, f"{outcome.seconds:.1f} s")
         )
         last = name
+    table = Table(title="Verdicts", title_justify="left")
+    for index, heading in enumerate(_HEADINGS):
+        width = max(len(heading), *(len(row[index]) for row in rows))
+        table.add_column(heading, justify="right" if index >= 3 else "left", no_wrap=True, min_width=width)
+    table.add_column("", no_wrap=True, overflow="ellipsis")
+    for outcome, row in zip(outcomes, rows, strict=True):
+        wrong = "" if outcome.expected else f"EXPECTED {outcome.candidate.expected}. "
+        verdict = Text(outcome.verdict, style=_COLOURS[outcome.verdict])
+        table.add_row(row[0], row[1], verdict, row[3], row[4], Text.assemble((wrong, "bold red"), outcome.detail))
     console.print(table)
     counts = Counter(outcome.verdict for outcome in outcomes)
     console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()))

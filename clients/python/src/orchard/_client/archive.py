@@ -114,7 +114,8 @@ def unpack(archive: IO[bytes], target: Path, unsafe_links: UnsafeLinks) -> int:
         OSError: something cannot be written.
     """
     with tarfile.open(fileobj=archive, mode="r:") as tar:
-        members = [m for m in tar if (checked := _check(m, target, unsafe_links)) is not None for m in (checked,)]
+        checked = (_check(member, target, unsafe_links) for member in tar)
+        members = [member for member in checked if member is not None]
         target.mkdir(parents=True, exist_ok=True)
         directories = [m for m in members if m.isdir()]
         for member in members:
@@ -154,8 +155,9 @@ def _check(member: tarfile.TarInfo, target: Path, unsafe_links: UnsafeLinks) -> 
         )
     if member.islnk() and (member.linkname.startswith("/") or ".." in member.linkname.split("/")):
         raise UnsafeArchive(f"hard link {member.name!r} points outside of the folder", metadata={"entry": member.name})
-    # What remains is what Python's own filter takes off: owners, and bits that give rights.
-    return member.replace(mode=member.mode & 0o755 if member.mode is not None else 0o644, uid=None, gid=None)  # type: ignore[arg-type]
+    # No bits that give rights on this machine: no setuid, nothing for others to write.
+    member.mode = member.mode & 0o755 or 0o644
+    return member
 
 
 def _leaves(member: tarfile.TarInfo) -> bool:

@@ -134,7 +134,7 @@ class Transport:
         typed = error_of(failure, sandbox_id=sandbox_id, attempts=retry.attempts)
         if not self._reached and failure.code == "UNAVAILABLE":
             raise Unavailable(
-                f"cannot reach Orchard at {self.profile.endpoint} ({failure.message}); start it with `orchard up`, or "
+                f"cannot reach Orchard at {self.profile.endpoint} ({_cause(failure.message)}); start it with `orchard up`, or "
                 f"check ORCHARD_ENDPOINT",
                 reason="UNREACHABLE",
                 attempts=retry.attempts,
@@ -265,6 +265,11 @@ class _Source:
         close = getattr(self._requests, "aclose", None)
         if close is not None:
             await close()
+
+
+def _cause(message: str) -> str:
+    """The end of gRPC's own chain of causes, such as "Connection refused"."""
+    return message.rpartition(": ")[2] or message
 
 
 def _call_failed(error: Any, context: CallContext) -> CallFailed:

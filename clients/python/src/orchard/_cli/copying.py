@@ -1,0 +1,52 @@
+"""orchard cp."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, Literal
+
+import typer
+
+from orchard._cli.output import Json, client, complete_sandbox, print_json, transfer
+
+_REMOTE: Final = re.compile(r"([a-z][a-z0-9-]*):(.*)\Z", re.DOTALL)
+
+
+def parse_place(text: str) -> tuple[str, str]:
+    """(sandbox id, path); the id is empty for a local path. A local path that looks like a sandbox's is written
+    ./like:this.
+    """
+    match = _REMOTE.match(text)
+    return (match[1], match[2]) if match else ("", text)
+
+
+def _complete(incomplete: str) -> list[str]:
+    return [f"{name}:" for name, _help in complete_sandbox(incomplete)]
+
+
+def copy(
+    source: Annotated[str, typer.Argument(help="A local path, or SANDBOX:PATH.", autocompletion=_complete)],
+    target: Annotated[str, typer.Argument(help="A local path, or SANDBOX:PATH.", autocompletion=_complete)],
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Shell pattern of names to leave out of an upload. Can be repeated.")
+    ] = None,
+    unsafe_links: Annotated[
+        Literal["error", "skip"], typer.Option(help="What to do with downloaded links that point outside.")
+    ] = "error",
+    json: Json = False,
+) -> None:
+    """Copy a file or folder into a sandbox or out of it. A folder's contents go below the target and merge with what
+    is there.
+    """
+    source_id, source_path = parse_place(source)
+    target_id, target_path = parse_place(target)
+    if bool(source_id) == bool(target_id):
+        raise typer.BadParameter("one of the two must be SANDBOX:PATH, the other local", param_hint="SOURCE TARGET")
+    with client() as api, transfer(f"{source} -> {target}", quiet=json) as progress:
+        if target_id:
+            api.attach(target_id).upload(source_path, target_path or ".", exclude=exclude or (), progress=progress)
+        else:
+            sandbox = api.attach(source_id)
+            sandbox.download(source_path or ".", target_path, progress=progress, unsafe_links=unsafe_links)
+    if json:
+        print_json({"source": source, "target": target})

@@ -1,0 +1,131 @@
+"""orchard exec."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
+
+import typer
+
+from orchard._cli.output import Json, SandboxId, client, fail, pairs, print_json, seconds
+
+if TYPE_CHECKING:
+    from orchard import ExecResult, Sandbox
+
+# As `docker exec` and shells have it.
+PLATFORM_ERROR: Final = 125
+_START_CODES: Final = {"COMMAND_NOT_EXECUTABLE": 126, "COMMAND_NOT_FOUND": 127}
+_END_CODES: Final = {"timed_out": 124, "out_of_memory": 137, "killed": 137, "output_limit": 137}
+_INPUT_BYTES: Final = 512 << 10
+
+
+def exec_command(  # noqa: PLR0917 (options of the command line)
+    sandbox: SandboxId,
+    command: Annotated[
+        list[str],
+        typer.Argument(help="One argument is a shell command line; several are a program and its arguments."),
+    ],
+    env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="KEY=VALUE", help="Can be repeated.")] = None,
+    workdir: Annotated[str | None, typer.Option("--workdir", "-w", help="Where it runs.")] = None,
+    user: Annotated[str | None, typer.Option("--user", "-u", help="Who runs it: name or name:group.")] = None,
+    timeout: Annotated[str | None, typer.Option(help='Like 10m, or "none". Default: 1h.')] = None,
+    stdin: Annotated[bool, typer.Option("--stdin", "-i", help="Send standard input, at most 512 KiB.")] = False,
+    merge_stderr: Annotated[bool, typer.Option(help="Send its stderr to stdout, in exact order.")] = False,
+    concurrent: Annotated[bool, typer.Option(help="Do not wait for the commands before it.")] = False,
+    background: Annotated[
+        bool, typer.Option("--detach", "-d", help="Start it, print its exec id and return; it runs on.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Run a command in a sandbox. Its output streams as it is written, and its exit code is passed on.
+
+    Ctrl-C ends the command. Other exit codes: 124 timed out, 125 an error of the platform, 126 and 127 as in a shell,
+    128 + N ended by signal N.
+    """
+    options: dict[str, Any] = {
+        "env": pairs("--env", env),
+        "cwd": workdir,
+        "user": user,
+        "merge_stderr": merge_stderr or None,
+        "concurrent": concurrent or None,
+        "input": _read_stdin() if stdin else None,
+    }
+    options = {name: value for name, value in options.items() if value is not None}
+    if timeout is not None:
+        options["timeout"] = None if timeout == "none" else seconds("--timeout", timeout)
+    program: str | list[str] = command[0] if len(command) == 1 else command
+    from orchard import CommandNotStarted, OrchardError
+
+    try:
+        with client() as api:
+            code = _run(api.attach(sandbox), program, options, background=background, json=json)
+    except CommandNotStarted as error:
+        fail(error, code=_START_CODES.get(error.reason, PLATFORM_ERROR))
+    except OrchardError as error:
+        fail(error, code=PLATFORM_ERROR)
+    raise typer.Exit(code)
+
+
+def _run(sandbox: Sandbox, program: str | list[str], options: dict[str, Any], *, background: bool, json: bool) -> int:
+    if background:
+        process = sandbox.start(program, **options)
+        if json:
+            print_json({"exec_id": process.exec_id, "pid": process.pid})
+        else:
+            typer.echo(process.exec_id)
+        return 0
+    if json:
+        result = sandbox.exec(program, **options)
+        print_json(_document(result))
+        return exit_code(result)
+    stream = sandbox.exec_stream(program, **options)
+    for chunk in stream:
+        _write(sys.stderr.buffer if chunk.stream == "stderr" else sys.stdout.buffer, chunk.data)
+    code = exit_code(stream.result)
+    if stream.result.ended not in ("exited", "signalled"):
+        typer.echo(f"orchard: {stream.result.describe()}", err=True)
+    return code
+
+
+def _write(target: BinaryIO, data: bytes) -> None:
+    target.write(data)
+    target.flush()
+
+
+def exit_code(result: ExecResult) -> int:
+    """The exit code that stands for a result."""
+    if result.ended == "exited":
+        return result.exit_code
+    if result.ended == "signalled":
+        return 128 + result.signal
+    return _END_CODES.get(str(result.ended), PLATFORM_ERROR)
+
+
+def _document(result: ExecResult) -> dict[str, Any]:
+    return {
+        "exec_id": result.exec_id,
+        "ended": result.ended,
+        "exit_code": result.exit_code,
+        "signal": result.signal,
+        "stdout": result.stdout_bytes,
+        "stderr": result.stderr_bytes,
+        "duration": result.duration,
+        "user_cpu": result.user_cpu,
+        "system_cpu": result.system_cpu,
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "output_size": result.output_size,
+        "dropped_bytes": result.dropped_bytes,
+        "message": result.message,
+    }
+
+
+def _read_stdin() -> bytes:
+    data = bytearray()
+    while part := os.read(sys.stdin.fileno(), 1 << 16):
+        data += part
+        if len(data) > _INPUT_BYTES:
+            raise typer.BadParameter(
+                "standard input is over 512 KiB; copy it in with `orchard cp` and redirect it", param_hint="--stdin"
+            )
+    return bytes(data)

@@ -1,0 +1,81 @@
+"""Entry point: the commands of this package and those of plugins, and what their errors look like."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+try:
+    import typer
+except ImportError:  # pragma: no cover (needs an installation without the extra)
+    sys.exit("orchard: the command line needs its extra: pip install 'orchard-platform[cli]'")
+
+from typer.core import TyperGroup
+
+from orchard._cli import admin, commands, copying, execution, plugins
+from orchard._cli.output import fail
+
+
+class OrchardGroup(TyperGroup):
+    """Adds the commands of plugins, each loaded when it is needed, and turns errors into one sentence and an exit
+    code.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Own commands in their order, then those of plugins."""
+        own = super().list_commands(ctx)
+        return [*own, *(name for name in plugins.names() if name not in own)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command by its name."""
+        return super().get_command(ctx, cmd_name) or plugins.load(cmd_name)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; exit with 1 on an error, 130 on Ctrl-C."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+        except BrokenPipeError:
+            # Whoever read our output has gone; nothing can be said to them.
+            sys.stderr.close()
+            raise typer.Exit(1) from None
+        except Exception as error:
+            from orchard._client.errors import OrchardError
+
+            if not isinstance(error, (OrchardError, OSError)):
+                raise
+            fail(error, code=1)
+
+
+app = typer.Typer(
+    name="orchard",
+    cls=OrchardGroup,
+    help="Isolated sandboxes for agentic modelling: create them, run commands in them, move files.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(commands.create)
+app.command("list")(commands.list_sandboxes)
+app.command()(commands.get)
+app.command(
+    "exec",
+    # Everything behind the sandbox's id belongs to the command.
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
+)(execution.exec_command)
+app.command("cp")(copying.copy)
+app.command("rm")(commands.remove)
+app.command()(commands.wait)
+app.command()(admin.usage)
+app.add_typer(admin.keys, name="keys")
+app.command()(admin.version)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""A TCP proxy whose connections can be cut, refused or held, to see what the client does about it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+
+class Proxy:
+    """Runs on a thread of its own; every method may be called from anywhere."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._refusing = False
+        self._drop_answer = False
+        self._cut_after: int | None = None
+        self.passed = 0
+        self.connections = 0
+        self.cuts = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._server = self._run(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self.endpoint = "127.0.0.1:%d" % self._server.sockets[0].getsockname()[1]
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    def _call(self, function: Callable[[], None]) -> None:
+        async def call() -> None:
+            function()
+
+        self._run(call())
+
+    def cut(self) -> None:
+        """Break every connection."""
+        self._call(self._cut)
+
+    def refuse(self, refusing: bool) -> None:
+        """Accept no connection; existing ones break."""
+        self._refusing = refusing
+        if refusing:
+            self.cut()
+
+    def cut_after(self, count: int | None) -> None:
+        """Break every connection each time another `count` bytes of answers have passed; None stops that."""
+        self.passed = 0
+        self._cut_after = count
+
+    def drop_next_answer(self) -> None:
+        """Let requests through, and break the connection when their answer comes."""
+        self._drop_answer = True
+
+    def close(self) -> None:
+        self._call(self._server.close)
+        self.cut()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def _cut(self) -> None:
+        self.cuts += 1
+        for writer in list(self._writers):
+            writer.transport.abort()
+        self._writers.clear()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._refusing:
+            writer.transport.abort()
+            return
+        self.connections += 1
+        try:
+            far_reader, far_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        pair = {writer, far_writer}
+        self._writers |= pair
+        await asyncio.gather(self._pump(reader, far_writer, False), self._pump(far_reader, writer, True))
+        self._writers -= pair
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                # Settings, acknowledgements and pings are short; what carries a trailer or a message is not.
+                if answers and self._drop_answer and len(data) > 60:
+                    self._drop_answer = False
+                    self._cut()
+                    break
+                writer.write(data)
+                await writer.drain()
+                if answers:
+                    self.passed += len(data)
+                    if self._cut_after is not None and self.passed >= self._cut_after:
+                        self.passed = 0
+                        self._cut()
+                        break
+        writer.close()

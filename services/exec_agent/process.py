@@ -11,6 +11,7 @@ import contextlib
 import enum
 import errno
 import os
+import select
 import signal
 import socket
 import struct
@@ -227,6 +228,7 @@ class Launcher:
         self._socket: socket.socket | None = None
         self._pidfd = -1
         self._pid = 0
+        self._death = select.poll()
         self._waiting: deque[tuple[Process, bytes, tuple[int, ...], Callable[[], None]]] = deque()
         self._in_flight = 0
         self._writing = False
@@ -259,6 +261,8 @@ class Launcher:
         self._socket = ours
         self._started_at = self._loop.time()
         self._pidfd = os.pidfd_open(self._pid)
+        self._death = select.poll()
+        self._death.register(self._pidfd, select.POLLIN)
         self._loop.add_reader(self._pidfd, self._died)
 
     @property
@@ -314,6 +318,8 @@ class Launcher:
                 self._waiting.popleft()
                 sent()
                 continue
+            if self._death.poll(0):
+                return  # it was just killed: _died starts another one, which then gets this
             try:
                 _send(self._socket, message, (*descriptors, process.reaper_end))
             except BlockingIOError:

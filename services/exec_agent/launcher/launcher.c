@@ -83,7 +83,7 @@ static _Noreturn void run_reaper(struct pool *pool, int slot, int sock, int want
     if (count < 0) _exit(0);
     pool->slots[slot].state = SLOT_BUSY;
     if (--pool->idle == 0) eventfd_write(wanted, 1);
-    if (count >= FDS_LEAST) run_job(text, (size_t)size, fds, count, signals);
+    if (count >= FDS_LEAST && !run_job(text, (size_t)size, fds, count, signals)) _exit(0);
     if (pool->idle >= MAX_IDLE) _exit(0);
     pool->slots[slot].state = SLOT_IDLE;
     pool->idle++;

@@ -25,7 +25,7 @@ void open_proc(void);
 void signal_tree(int signo, pid_t leader);
 void kill_tree(pid_t leader);
 
-/* reaper.c: runs one command and returns when it and all it left behind have ended. */
-void run_job(char *text, size_t size, const int *fds, int count, int signals);
+/* reaper.c: runs one command and returns when it and all it left behind have ended; false if this process should not run another. */
+int run_job(char *text, size_t size, const int *fds, int count, int signals);
 
 #endif

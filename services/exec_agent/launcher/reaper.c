@@ -217,7 +217,7 @@ static int read_spec(struct job *job, char *text, size_t size) {
 }
 
 /* Runs one command and what it leaves behind. */
-void run_job(char *text, size_t size, const int *fds, int count, int signals) {
+int run_job(char *text, size_t size, const int *fds, int count, int signals) {
   struct job job = {.in = fds[0], .out = fds[1], .err = fds[2], .control = fds[FD_CONTROL]};
   volatile struct failure failure = {0, 0};
   int mapped = size >= sizeof(struct spec) && ((struct spec *)text)->flags & SPEC_MEMFD && count == FDS_MOST;
@@ -239,4 +239,5 @@ void run_job(char *text, size_t size, const int *fds, int count, int signals) {
     watch(&job, signals);
   }
   if (job.control >= 0) close(job.control);
+  return !job.killing; /* killing ties this process to one processor */
 }

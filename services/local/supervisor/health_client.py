@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from typing import Final
+
+from services.local.supervisor.channel import open_channel
 
 _POLL_SECONDS: Final = 0.01
 _AGAIN_SECONDS: Final = 0.1
@@ -16,24 +17,17 @@ async def watch_health(address: str, report: Callable[[bool], None]) -> None:
     # Cheaper and quicker than gRPC's own retries while the service still starts.
     while not await _connects(address):  # noqa: ASYNC110 (another process's event)
         await asyncio.sleep(_POLL_SECONDS)
-    # Every fork of ours is followed by an exec; gRPC's fork support would only warn about its threads.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    import grpc.aio
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
+    async with open_channel(address) as channel:
+        from grpc.aio import AioRpcError
+        from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    options = (
-        ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.enable_http_proxy", 0),
-        ("grpc.max_reconnect_backoff_ms", 500),
-    )
-    async with grpc.aio.insecure_channel(address, options=options) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         while True:
             call = stub.Watch(health_pb2.HealthCheckRequest())
             try:
                 async for response in call:
                     report(response.status == health_pb2.HealthCheckResponse.SERVING)
-            except grpc.aio.AioRpcError:
+            except AioRpcError:
                 report(False)
             finally:
                 call.cancel()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
+
+from services.local.supervisor.channel import open_channel
 
 _ANSWER_SECONDS: Final = 5.0
 
@@ -18,23 +19,15 @@ class NodeFacts:
     gaps: tuple[str, ...]
 
 
-async def ask_node(address: str, signing_key: Path) -> NodeFacts | None:
+async def ask_node(address: str) -> NodeFacts | None:
     """The node's answer, or None if it has none at the moment."""
-    import grpc.aio
-    from orchard.node.v1 import node_service_pb2, node_service_pb2_grpc
+    async with open_channel(address) as channel:
+        from grpc.aio import AioRpcError
+        from orchard.node.v1 import node_service_pb2, node_service_pb2_grpc
 
-    from services.common.server import CHANNEL_OPTIONS
-    from services.common.tokens import PRINCIPAL_KEY, Principal, Signer, load_private_key
-
-    token = Signer(load_private_key(signing_key)).principal_token(
-        Principal("default", "supervisor", frozenset({"admin"}))
-    )
-    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         stub = node_service_pb2_grpc.NodeServiceStub(channel)
         try:
-            node = await stub.GetNode(
-                node_service_pb2.GetNodeRequest(), metadata=((PRINCIPAL_KEY, token),), timeout=_ANSWER_SECONDS
-            )
-        except grpc.aio.AioRpcError:
+            node = await stub.GetNode(node_service_pb2.GetNodeRequest(), timeout=_ANSWER_SECONDS)
+        except AioRpcError:
             return None
     return NodeFacts(node.user_ids, node.limits, tuple(node.gaps))

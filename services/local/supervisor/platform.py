@@ -209,7 +209,7 @@ class Platform:
             answer = await self._gateway_command(children, layout, *_CREATE_KEY)
             self.api_key = layout.keys.write_api_key(answer)
         await self._wait_units("node")
-        asking = asyncio.ensure_future(ask_node(layout.address("node"), layout.keys.signing))
+        asking = asyncio.ensure_future(ask_node(layout.address("node")))
         try:
             await self._wait_units(*self._units)
             self.facts = await asking

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
@@ -34,6 +32,10 @@ def connect(database_url: str, *, pool_size: int = 5) -> AsyncEngine:
 
 def migrate(database_url: str, *, schema: str, migrations: Path, revision: str = "head") -> None:
     """Bring one service's schema to a revision. Replicas that start together take turns."""
+    # Only here: it would cost every start of a service a quarter of a second.
+    from alembic import command
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(migrations))
     config.attributes["schema"] = schema

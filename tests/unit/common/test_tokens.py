@@ -88,3 +88,39 @@ def test_an_unsigned_token_is_refused() -> None:
     forged = jwt.encode({"aud": "uid-1", "iss": "orchard-gateway", "exp": 2_000_000_000}, "", algorithm="none")
     with pytest.raises(UnauthenticatedError):
         make("uid-1", Clock()).verify(forged)
+
+
+def test_an_independent_implementation_reads_and_writes_the_same_tokens() -> None:
+    import time
+
+    import jwt
+
+    token = Signer(KEY).principal_token(WHO)
+    claims = jwt.decode(
+        token, KEY.public_key(), algorithms=["EdDSA"], audience=INTERNAL_AUDIENCE, issuer="orchard-gateway"
+    )
+    assert (claims["tenant"], claims["roles"]) == ("tenant-a", ["admin", "user"])
+    theirs = jwt.encode(
+        {"aud": "uid-1", "iss": "orchard-gateway", "exp": int(time.time()) + 60}, KEY, algorithm="EdDSA"
+    )
+    assert Verifier(parse_public_keys(public_pem(KEY)), "uid-1").verify(theirs)["aud"] == "uid-1"
+
+
+@pytest.mark.parametrize("change", [{"alg": "HS256"}, {"alg": "none"}, {}])
+def test_a_token_cannot_choose_how_it_is_checked(change: dict[str, str]) -> None:
+    import base64
+    import json
+
+    good = Signer(KEY).agent_token("uid-1")
+    _head, body, signature = good.split(".")
+    head = base64.urlsafe_b64encode(json.dumps({"typ": "JWT", **change}).encode()).decode().rstrip("=")
+    with pytest.raises(UnauthenticatedError):
+        Verifier(parse_public_keys(public_pem(KEY)), "uid-1").verify(f"{head}.{body}.{signature}")
+
+
+@pytest.mark.parametrize("position", range(0, 200, 7))
+def test_a_changed_token_is_refused(position: int) -> None:
+    good = Signer(KEY).agent_token("uid-1")
+    other = "A" if good[position] != "A" else "B"
+    with pytest.raises(UnauthenticatedError):
+        Verifier(parse_public_keys(public_pem(KEY)), "uid-1").verify(good[:position] + other + good[position + 1 :])

@@ -1,0 +1,1 @@
+"""`make bench`: what the platform does, measured through client and gateway into real sandboxes."""

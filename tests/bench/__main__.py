@@ -1,0 +1,117 @@
+"""`python -m tests.bench [--size small|full] [--only exec,lifecycle] [--compare OLD.json]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform as machine
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+import orchard
+from tests.bench.benchmarks import Bench
+from tests.support.platform import ROOT, PlatformProcess
+
+RESULT = ROOT / "build" / "bench.json"
+NAMES = ("up", "exec", "create", "lifecycle", "stream", "files", "agent", "gateway")
+# Name, figure, bound, whether it must be at most or at least that, and where the bound comes from.
+GOALS: tuple[tuple[str, str, float, str], ...] = (
+    ("exec.p50", "exec.floor_p50", 2.0, "at most the floor + 2 ms"),
+    ("exec.concurrency_64.per_second", "", 400, "at least"),
+    ("create.p50", "", 40, "at most"),
+    ("lifecycle.200.seconds", "", 6, "at most"),
+    ("lifecycle.1000.seconds", "", 26, "at most"),
+    ("stream.megabytes_per_second", "", 300, "at least"),
+    ("agent.forked_rss", "", 10 << 20, "at most"),
+    ("agent.idle_rss", "", 40 << 20, "at most"),
+    ("up.ready", "", 5000, "at most"),
+)
+
+
+def main() -> int:
+    """Run the chosen benchmarks, print the table, write the file."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measure Orchard on this machine.")
+    parser.add_argument("--size", choices=["small", "full"], default="small")
+    parser.add_argument("--only", default="all", help=f"comma-separated, of {', '.join(NAMES)}")
+    parser.add_argument("--compare", type=Path, help="an earlier result to show beside this one")
+    arguments = parser.parse_args()
+    wanted = NAMES if arguments.only == "all" else tuple(arguments.only.split(","))
+    if unknown := set(wanted) - set(NAMES):
+        parser.error(f"--only: no benchmark {sorted(unknown)[0]!r}; there are {', '.join(NAMES)}")
+    results: dict[str, Any] = {
+        "machine": {"cores": os.cpu_count(), "kernel": machine.release(), "size": arguments.size}
+    }
+    with tempfile.TemporaryDirectory(prefix="orchard-bench-") as folder:
+        os.chmod(folder, 0o711)  # noqa: PTH101 (the database's own user passes through)
+        platform = PlatformProcess(Path(folder))
+        try:
+            platform.start()
+            if "up" in wanted:
+                results["up"] = {"ready": _restart(platform)}
+            uvloop.run(_measure(platform, [name for name in wanted if name != "up"], results, arguments.size == "full"))
+            platform.stop()
+        finally:
+            platform.close()
+    _show(results, json.loads(arguments.compare.read_text()) if arguments.compare else {})
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(results, indent=2) + "\n")
+    print(f"\nwritten to {RESULT.relative_to(ROOT)}")
+    failures = sum(one["failures"] for one in results.get("lifecycle", []))
+    return 1 if failures else 0
+
+
+def _restart(platform: PlatformProcess) -> float:
+    """Milliseconds of a start that is not the first."""
+    platform.stop()
+    started = time.perf_counter()
+    platform.start()
+    return round((time.perf_counter() - started) * 1e3, 1)
+
+
+async def _measure(platform: PlatformProcess, names: list[str], results: dict[str, Any], full: bool) -> None:
+    async with orchard.AsyncSandboxClient(endpoint=platform.endpoint, api_key=platform.api_key) as client:
+        bench = Bench(platform, client, full=full)
+        for name in names:
+            print(f"{name} ...", file=sys.stderr, flush=True)
+            results[name] = await getattr(bench, name)()
+
+
+def _flat(results: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in results.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, list):
+            for one in value:
+                yield from _flat(
+                    {k: v for k, v in one.items() if k != "sandboxes"}, f"{prefix}{name}.{one['sandboxes']}."
+                )
+        elif isinstance(value, (int, float)):
+            yield prefix + name, value
+
+
+def _show(results: dict[str, Any], earlier: dict[str, Any]) -> None:
+    figures, before = dict(_flat(results)), dict(_flat(earlier))
+    print(f"{'figure':<40} {'value':>14} {'earlier':>14}  goal")
+    for name, value in figures.items():
+        old = f"{before[name]:,}" if name in before else ""
+        print(f"{name:<40} {value:>14,} {old:>14}  {_goal(name, value, figures)}")
+
+
+def _goal(name: str, value: float, figures: dict[str, float]) -> str:
+    for figure, base, bound, words in GOALS:
+        if figure == name:
+            limit = bound + figures.get(base, 0)
+            met = value >= limit if words == "at least" else value <= limit
+            return f"{'met' if met else 'MISSED'}: {words} {'' if base else f'{bound:,} '}({limit:,.2f})"
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""The benchmarks. Each takes a running platform and a client, and gives its figures."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+import orchard
+from tests.bench.measure import Figures, agent_pids, own_bytes, p50_p99, percentile, rss_bytes, timed
+from tests.support.platform import PlatformProcess
+
+MEGABYTE: Final = 1_000_000
+PAPER_COMMANDS: Final = (
+    ("python3 -V", False),
+    ("ls /", False),
+    ("head -n 3 /etc/os-release", False),
+    ("head -n 3 /etc/os-release", True),
+)
+
+
+class Bench:
+    """One run's platform, client and size."""
+
+    def __init__(self, platform: PlatformProcess, client: orchard.AsyncSandboxClient, *, full: bool) -> None:
+        self.platform = platform
+        self.client = client
+        self.full = full
+
+    async def exec(self) -> Figures:
+        """`true` through client and gateway; the floor is a local subprocess, measured in turn with it."""
+        async with await self.client.create() as sandbox:
+            for _ in range(30):
+                await sandbox.exec("true")
+            through, floor = [], []
+            for _ in range(1000 if self.full else 300):
+                through.append(await timed(lambda: sandbox.exec("true")))
+                started = time.perf_counter()
+                subprocess.run(["sh", "-c", "true"], check=True)
+                floor.append((time.perf_counter() - started) * 1e3)
+            return {
+                **p50_p99(through),
+                "floor_p50": percentile(floor, 0.5),
+                "concurrency_64": await self._in_flight(sandbox),
+            }
+
+    async def _in_flight(self, sandbox: orchard.AsyncSandbox) -> Figures:
+        count = 4000 if self.full else 1500
+        slots = asyncio.Semaphore(64)
+
+        async def one() -> float:
+            async with slots:
+                return await timed(lambda: sandbox.exec("true", concurrent=True))
+
+        await asyncio.gather(*(one() for _ in range(200)))
+        started = time.perf_counter()
+        times = await asyncio.gather(*(one() for _ in range(count)))
+        return {"per_second": round(count / (time.perf_counter() - started), 1), "p99": percentile(times, 0.99)}
+
+    async def create(self) -> Figures:
+        """From create to READY, one at a time."""
+        times = []
+        for index in range(105 if self.full else 45):
+            started = time.perf_counter()
+            sandbox = await self.client.create()
+            if index >= 5:
+                times.append((time.perf_counter() - started) * 1e3)
+            await sandbox.delete()
+        return p50_p99(times)
+
+    async def lifecycle(self) -> list[Figures]:
+        """The paper's mix: create, four commands, delete, all sandboxes at once."""
+        return [await self._lives(count) for count in ((200, 1000) if self.full else (200,))]
+
+    async def _lives(self, count: int) -> Figures:
+        creates: list[float] = []
+        execs: list[float] = []
+        failures: list[str] = []
+
+        async def life() -> None:
+            try:
+                started = time.perf_counter()
+                sandbox = await self.client.create(timeout=300)
+                creates.append((time.perf_counter() - started) * 1e3)
+                for command, login in PAPER_COMMANDS:
+                    started = time.perf_counter()
+                    (await sandbox.exec(command, login_shell=login)).check()
+                    execs.append((time.perf_counter() - started) * 1e3)
+                await sandbox.delete()
+            except orchard.OrchardError as error:
+                failures.append(f"{type(error).__name__}: {error}")
+
+        started = time.perf_counter()
+        await asyncio.gather(*(life() for _ in range(count)))
+        seconds = time.perf_counter() - started
+        for failure in failures[:3]:
+            print(f"lifecycle failure: {failure}", file=sys.stderr)
+        return {
+            "sandboxes": count,
+            "seconds": round(seconds, 2),
+            "commands_per_second": round(len(execs) / seconds, 1),
+            "create_mean": round(sum(creates) / max(1, len(creates)), 1),
+            "exec_mean": round(sum(execs) / max(1, len(execs)), 1),
+            "failures": len(failures),
+        }
+
+    async def stream(self) -> Figures:
+        """Output of a process that writes as fast as it can; memory of agent and gateway before and after."""
+        size = (10_000 if self.full else 2_000) * MEGABYTE
+        before = set(agent_pids(self.platform.pid))
+        async with await self.client.create() as sandbox:
+            (agent,) = set(agent_pids(self.platform.pid)) - before
+            gateway = self.platform.service_pid("gateway")
+            await _drain(sandbox, 200 * MEGABYTE)
+            agent_before, gateway_before = rss_bytes(agent), rss_bytes(gateway)
+            started = time.perf_counter()
+            await _drain(sandbox, size)
+            seconds = time.perf_counter() - started
+            return {
+                "megabytes_per_second": round(size / MEGABYTE / seconds, 1),
+                "agent_rss_growth": rss_bytes(agent) - agent_before,
+                "gateway_rss_growth": rss_bytes(gateway) - gateway_before,
+            }
+
+    async def files(self) -> Figures:
+        """One large file up and down, and many small ones as an archive."""
+        size = 1 << 30 if self.full else 256 << 20
+        count = 10_000 if self.full else 3_000
+        with tempfile.TemporaryDirectory(prefix="orchard-bench-") as folder:
+            large, small = Path(folder, "large"), Path(folder, "small")
+            with large.open("wb") as file:
+                block = secrets.token_bytes(1 << 20)
+                for _ in range(size >> 20):
+                    file.write(block)
+            for index in range(count):
+                path = small / f"d{index % 100}" / f"f{index}"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(os.urandom(500))
+            async with await self.client.create() as sandbox:
+                up = await timed(lambda: sandbox.upload(large, "/root/large"))
+                down = await timed(lambda: sandbox.download("/root/large", Path(folder, "back")))
+                many = await timed(lambda: sandbox.upload(small, "/root/small"))
+        return {
+            "upload_megabytes_per_second": round(size / 1e3 / up, 1),
+            "download_megabytes_per_second": round(size / 1e3 / down, 1),
+            "archive_files_per_second": round(count / many * 1e3, 1),
+        }
+
+    async def agent(self) -> Figures:
+        """Memory of an agent: forked, and as a process of its own, with its start to the first answer."""
+        before = set(agent_pids(self.platform.pid))
+        async with await self.client.create() as sandbox:
+            await sandbox.exec("true")
+            (forked,) = set(agent_pids(self.platform.pid)) - before
+            forked_rss = own_bytes(forked)
+        from tests.bench.own_agent import start_own_agent
+
+        start, idle = await start_own_agent()
+        return {"start": start, "idle_rss": idle, "forked_rss": forked_rss}
+
+    async def gateway(self) -> Figures:
+        """Calls a second of the cheapest call, and the gateway's processor time for each."""
+        count = 5000 if self.full else 2000
+        slots = asyncio.Semaphore(64)
+
+        async def one() -> None:
+            async with slots:
+                await self.client.version()
+
+        pid = self.platform.service_pid("gateway")
+        await asyncio.gather(*(one() for _ in range(200)))
+        cpu, started = _cpu_seconds(pid), time.perf_counter()
+        await asyncio.gather(*(one() for _ in range(count)))
+        seconds = time.perf_counter() - started
+        return {
+            "calls_per_second": round(count / seconds, 1),
+            "cpu_per_call": round((_cpu_seconds(pid) - cpu) / count * 1e3, 3),
+        }
+
+
+async def _drain(sandbox: orchard.AsyncSandbox, size: int) -> None:
+    stream = sandbox.exec_stream(["head", "-c", str(size), "/dev/zero"])
+    received = 0
+    async for chunk in stream:
+        received += len(chunk.data)
+    if received != size:
+        raise RuntimeError(f"{received} of {size} bytes arrived")
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

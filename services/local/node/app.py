@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -36,8 +37,9 @@ async def node(settings: NodeSettings, tasks: TaskGroup, telemetry: Telemetry | 
     lifeline, own_end = _lifeline(settings)
     machine, zygote = await prepare(data, settings.run_directory, lifeline, agent_module=settings.agent_module)
     runtime = ProcessRuntime(machine, zygote, public_keys_pem=settings.public_keys_file.read_text)
-    images = ImageStore(machine)
+    images = ImageStore(machine, runtime.remove_tree)
     journal = Journal(data / "journal")
+    await images.load(record.request.image for record in await asyncio.to_thread(journal.read_all))
     service = Node(runtime, images, journal, tasks, concurrent_starts=settings.concurrent_starts)
     await service.start()
     health = Health()

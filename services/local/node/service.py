@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final, Protocol
 
 from services.common.errors import (
@@ -20,6 +21,7 @@ from services.common.tasks import TaskGroup
 from services.local.node.hub import Hub
 from services.local.node.journal import Journal
 from services.local.node.model import Phase, Record
+from services.local.runtime.images import Progress
 from services.local.runtime.model import Abilities, Ended, Image, Reason, Request
 from services.local.runtime.process import RemovalError
 from services.local.runtime.starter import StartError
@@ -70,6 +72,17 @@ class Images(Protocol):
 
     def by_digest(self, digest: str) -> Image | None:
         """By digest, also one that was replaced and is still in use."""
+
+    def page(self, after: str, count: int) -> list[Image]:
+        """Up to `count` images whose names come after `after`."""
+
+    def imported(
+        self, name: str, source: Path, used: Callable[[], set[str]], *, replace: bool
+    ) -> AsyncGenerator[Progress, None]:
+        """Import an image; yields progress, at last with the image."""
+
+    async def remove(self, name: str, used: set[str]) -> None:
+        """Remove an image that no sandbox uses."""
 
     async def unused(self, digest: str, still_used: Iterable[str]) -> None:
         """A sandbox that used it is gone."""
@@ -284,7 +297,8 @@ class Node:
     async def watch(self) -> AsyncGenerator[list[Record] | None, None]:
         """Batches of records: first all, then None (synced), then changes; an empty batch is a sign of life."""
         with self._hub.subscribe(self._records.values()) as subscription:
-            yield subscription.take()
+            if snapshot := subscription.take():
+                yield snapshot
             yield None
             async for batch in subscription.batches(BOOKMARK_SECONDS):
                 yield batch
@@ -294,8 +308,19 @@ class Node:
         await stopping.wait()
         self._hub.close()
 
-    def images_in_use(self) -> set[str]:
-        """Digests of images that sandboxes use."""
+    def list_images(self, after: str, count: int) -> list[Image]:
+        """Up to `count` images whose names come after `after`."""
+        return self._images.page(after, count)
+
+    def import_image(self, name: str, source: Path, *, replace: bool) -> AsyncGenerator[Progress, None]:
+        """Import an image; see ImageStore.imported."""
+        return self._images.imported(name, source, self._images_in_use, replace=replace)
+
+    async def remove_image(self, name: str) -> None:
+        """Remove an image; see ImageStore.remove."""
+        await self._images.remove(name, self._images_in_use())
+
+    def _images_in_use(self) -> set[str]:
         return {record.request.image for record in self._records.values() if record.request.image}
 
     async def _watch_ends(self) -> None:

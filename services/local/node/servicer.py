@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any, Final
 
 from orchard.node.v1 import node_pb2, node_service_pb2, node_service_pb2_grpc
 from orchard.sandbox.v1 import sandbox_pb2
 
-from services.common.errors import UnimplementedError
 from services.common.validation import Fields
 from services.local.node.model import Record
 from services.local.node.service import Creation, Node
-from services.local.runtime.model import Request, Resources
+from services.local.runtime.model import Image, Request, Resources
 
 _HOST: Final = sandbox_pb2.NETWORK_MODE_HOST
 _MODES: Final = (sandbox_pb2.NETWORK_MODE_UNSPECIFIED, sandbox_pb2.NETWORK_MODE_NONE, _HOST)
@@ -55,16 +55,38 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
 
     async def ImportImage(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802, ARG002
         """See the proto."""
-        raise UnimplementedError("images cannot be imported yet")
-        yield
+        fields = Fields()
+        fields.path("source_path", request.source_path)
+        fields.done()
+        source = Path(request.source_path)
+        async with aclosing(self._node.import_image(request.name, source, replace=request.replace)) as steps:
+            async for step in steps:
+                yield node_service_pb2.ImportImageResponse(
+                    done_bytes=step.done_bytes,
+                    total_bytes=step.total_bytes,
+                    image=None if step.image is None else _image_to_proto(step.image),
+                )
 
     async def ListImages(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
         """See the proto."""
-        return node_service_pb2.ListImagesResponse()
+        fields = Fields()
+        size = fields.page_size("page_size", request.page_size, default=100, maximum=1000)
+        fields.text("page_token", request.page_token, maximum=255)
+        fields.done()
+        images = self._node.list_images(request.page_token, size + 1)
+        more = len(images) > size
+        return node_service_pb2.ListImagesResponse(
+            images=[_image_to_proto(image) for image in images[:size]],
+            next_page_token=images[size - 1].name if more else "",
+        )
 
     async def RemoveImage(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
         """See the proto."""
-        raise UnimplementedError("images cannot be removed yet")
+        fields = Fields()
+        fields.text("name", request.name, maximum=255, required=True)
+        fields.done()
+        await self._node.remove_image(request.name)
+        return node_service_pb2.RemoveImageResponse()
 
     async def GetNode(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
         """See the proto."""
@@ -155,6 +177,19 @@ def _creation(request: Any) -> Creation:
         request=wanted,
         expire_time=_seconds(request.expire_time),
     )
+
+
+def _image_to_proto(image: Image) -> Any:
+    message = node_pb2.NodeImage(
+        name=image.name,
+        digest=image.digest,
+        size=image.size,
+        env=image.env,
+        working_directory=image.working_directory,
+        user=image.user,
+    )
+    message.import_time.FromNanoseconds(int(image.import_time * 1e9))
+    return message
 
 
 def _seconds(timestamp: Any) -> float:

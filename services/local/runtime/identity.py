@@ -31,14 +31,14 @@ class Identity:
         """
         try:
             if proc is None:
-                stat = Path(f"/proc/{pid}/stat").read_text()
+                stat = Path(f"/proc/{pid}/stat").read_bytes()
             else:
-                with os.fdopen(os.open(f"{pid}/stat", os.O_RDONLY, dir_fd=proc), encoding="utf-8") as file:
+                with os.fdopen(os.open(f"{pid}/stat", os.O_RDONLY, dir_fd=proc), "rb") as file:
                     stat = file.read()
         except (FileNotFoundError, ProcessLookupError):
             raise ProcessLookupError(errno.ESRCH, f"no process {pid}") from None
-        # The name, in parentheses, may hold spaces and parentheses itself; the state (field 3) follows the last one.
-        return cls(pid, int(stat.rpartition(")")[2].split()[19]))
+        # The name, in parentheses, may hold anything; the state (field 3) follows the last one.
+        return cls(pid, int(stat.rpartition(b")")[2].split()[19]))
 
     def open(self, proc: int | None = None) -> int:
         """A pidfd of exactly this process. `proc`: as for `of`.

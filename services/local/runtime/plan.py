@@ -41,6 +41,11 @@ class Ids:
     own_user: int | None = None
     mapped_layers: bool = False
 
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> Ids:
+        """From dataclasses.asdict."""
+        return cls(**{**values, "ranges": tuple(Range(**r) for r in values["ranges"])})
+
     @property
     def owner(self) -> int:
         """The machine's id of the sandbox's root."""
@@ -89,9 +94,7 @@ class Plan:
     def from_json(cls, data: bytes) -> Plan:
         """From bytes."""
         values = json.loads(data)
-        ids = values["ids"]
-        ids["ranges"] = tuple(Range(**r) for r in ids["ranges"])
-        values["ids"] = Ids(**ids)
+        values["ids"] = Ids.from_values(values["ids"])
         values["bwrap"] = tuple(values["bwrap"])
         values["init"] = None if values["init"] is None else Identity(**values["init"])
         return cls(**values)

@@ -161,6 +161,10 @@ class ProcessRuntime:
             await self._gone(uid, live)
         await self._remove(uid)
 
+    async def remove_tree(self, path: Path) -> None:
+        """Remove a folder that has files of sandboxes' users."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, remove_tree, path)
+
     async def _remove(self, uid: str) -> None:
         await asyncio.get_running_loop().run_in_executor(self._threads, self._remove_files, uid)
 

@@ -70,9 +70,14 @@ class Machine:
         """Folder of one agent's socket."""
         return self.sockets / uid
 
+    @property
+    def images(self) -> Path:
+        """Folder of all images."""
+        return self.data / "images"
+
     def image_folder(self, digest: str) -> Path:
         """Folder of one image."""
-        return self.data / "images" / digest
+        return self.images / digest
 
     def host_overlays(self) -> tuple[Overlay, ...]:
         """Mounts of the default root."""

@@ -31,6 +31,8 @@ LOCK_FILE: Final = "lock"
 LOG_FILE: Final = "agent.log"
 SOCKET_NAME: Final = "s"
 DEADLINE_SECONDS: Final = 30.0
+_STOP_SECONDS: Final = 0.5
+_STOP_POLL_SECONDS: Final = 0.0005
 _NAMESPACES: Final = (
     linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS | linux.CLONE_NEWCGROUP
 )
@@ -171,7 +173,7 @@ def _start_namespaces(
             clock.mark("mounts")
         except BaseException:
             # GeneratorExit included: the request was given up.
-            signal.pidfd_send_signal(outer_fd, signal.SIGKILL)
+            _kill_with_children(outer, outer_fd)
             raise
     return init
 
@@ -196,6 +198,25 @@ def _spawn_as(
             os.setresgid(0, 0, 0)
         for descriptor in passed:
             os.set_inheritable(descriptor, False)
+
+
+def _kill_with_children(pid: int, pidfd: int) -> None:
+    """End a bwrap that is at work, and its child, which would wait for ever for word from it.
+
+    It is stopped first, so that it has no other child by the time it is killed.
+    """
+    with contextlib.suppress(OSError):
+        signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+        deadline = time.monotonic() + _STOP_SECONDS
+        while _state(pid) not in "TZX" and time.monotonic() < deadline:
+            time.sleep(_STOP_POLL_SECONDS)
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split():
+            os.kill(int(child), signal.SIGKILL)
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
 
 
 def _read_child_pid(info: int, errors: int) -> Generator[int, None, int]:
@@ -233,25 +254,37 @@ def _write_maps(ids: Ids, pid: int) -> Generator[int, None, None]:
     if not ids.privileged:
         # The kernel's condition for a map that is written without privilege.
         Path(f"/proc/{pid}/setgroups").write_text("deny")
-    Path(f"/proc/{pid}/uid_map").write_text(_map_text(ids, lambda r: r.outside_user))
-    Path(f"/proc/{pid}/gid_map").write_text(_map_text(ids, lambda r: r.outside_group))
+    Path(f"/proc/{pid}/uid_map").write_text(_map_text(ids, _outside_user))
+    Path(f"/proc/{pid}/gid_map").write_text(_map_text(ids, _outside_group))
 
 
 def _map_text(ids: Ids, outside: Callable[[Range], int]) -> str:
     return "\n".join(f"{r.inside} {outside(r)} {r.count}" for r in ids.ranges)
 
 
+def map_commands(ids: Ids, pid: int) -> list[list[str]]:
+    """The two set-user-id programs that write maps for an ordinary user."""
+    commands = []
+    for tool, outside in (("newuidmap", _outside_user), ("newgidmap", _outside_group)):
+        numbers = [str(number) for r in ids.ranges for number in (r.inside, outside(r), r.count)]
+        commands.append([tool, str(pid), *numbers])
+    return commands
+
+
+def _outside_user(r: Range) -> int:
+    return r.outside_user
+
+
+def _outside_group(r: Range) -> int:
+    return r.outside_group
+
+
 def _run_map_tools(ids: Ids, pid: int) -> Generator[int, None, None]:
-    for tool, users in (("newuidmap", True), ("newgidmap", False)):
-        numbers = [
-            str(number)
-            for r in ids.ranges
-            for number in (r.inside, r.outside_user if users else r.outside_group, r.count)
-        ]
+    for command, kind in zip(map_commands(ids, pid), ("uid", "gid"), strict=True):
         errors = os.memfd_create("map-errors")
         child = os.posix_spawnp(
-            tool,
-            [tool, str(pid), *numbers],
+            command[0],
+            command,
             {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"},
             file_actions=[(os.POSIX_SPAWN_DUP2, errors, 2)],
             setsigdef=[signal.SIGCHLD],
@@ -262,17 +295,16 @@ def _run_map_tools(ids: Ids, pid: int) -> Generator[int, None, None]:
         text = os.pread(errors, 1000, 0).decode(errors="replace").strip()
         os.close(errors)
         # The exit code is the zygote's to reap; a tool that refuses says why and leaves the map empty.
-        if not Path(f"/proc/{pid}/{'uid' if users else 'gid'}_map").read_text(encoding="ascii").strip():
-            raise StartError(f"{tool} refused the id map: {text or 'it did not say why'}")
+        if not Path(f"/proc/{pid}/{kind}_map").read_text(encoding="ascii").strip():
+            raise StartError(f"{command[0]} refused the id map: {text or 'it did not say why'}")
 
 
 def _check_init(pid: int, errors: int) -> None:
     try:
-        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        name, state = Path(f"/proc/{pid}/comm").read_bytes().strip(), _state(pid)
     except (FileNotFoundError, ProcessLookupError):
-        name, state = "", ""
-    if not name or name == "bwrap" or state in "ZX":
+        name, state = b"", "X"
+    if name == b"bwrap" or state in "ZX":
         raise StartError(_complaint(errors))
 
 

@@ -1,0 +1,339 @@
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf import timestamp_pb2
+from orchard.node.v1 import node_service_pb2
+from orchard.sandbox.v1 import sandbox_pb2
+
+from tests.integration.local_node.harness import (
+    FAILED,
+    GONE,
+    PATIENCE,
+    RUNNING,
+    STARTING,
+    STOPPING,
+    NodeProcess,
+    gone,
+)
+
+
+async def test_watchers_see_every_phase_with_growing_revisions(node: NodeProcess) -> None:
+    async with node.watch() as events:
+        first = await asyncio.wait_for(anext(aiter(events)), PATIENCE)
+        assert first.HasField("synced")
+        sandbox = await node.create("alpha")
+        phases, revisions = [], []
+        async with asyncio.timeout(PATIENCE):
+            async for event in events:
+                if not event.HasField("sandbox"):
+                    continue
+                phases.append(event.sandbox.phase)
+                revisions.append(event.sandbox.revision)
+                if event.sandbox.phase == RUNNING:
+                    break
+            deleting = asyncio.create_task(node.delete(sandbox.uid))
+            async for event in events:
+                if event.HasField("sandbox"):
+                    phases.append(event.sandbox.phase)
+                    revisions.append(event.sandbox.revision)
+                    if event.sandbox.phase == GONE:
+                        break
+            await deleting
+    assert phases == [STARTING, RUNNING, STOPPING, GONE]
+    assert revisions == sorted(set(revisions))
+
+
+async def test_a_quiet_watch_has_bookmarks(node: NodeProcess) -> None:
+    async with asyncio.timeout(PATIENCE), node.watch() as events:
+        kinds = []
+        async for event in events:
+            kinds.append(event.WhichOneof("event"))
+            if kinds[-1] == "bookmark":
+                break
+    assert kinds == ["synced", "bookmark"]
+
+
+async def test_no_change_falls_between_snapshot_and_stream(node: NodeProcess) -> None:
+    """Watches that begin at any moment of twenty creates end with all twenty running."""
+
+    async def watch_all(wanted: int) -> set[str]:
+        seen: set[str] = set()
+        async with node.watch() as events:
+            async for event in events:
+                if event.HasField("sandbox") and event.sandbox.phase == RUNNING:
+                    seen.add(event.sandbox.uid)
+                    if len(seen) == wanted:
+                        return seen
+        raise AssertionError
+
+    async with asyncio.timeout(PATIENCE):
+        async with asyncio.TaskGroup() as group:
+            watches = []
+            created = []
+            for number in range(20):
+                created.append(group.create_task(node.create(f"box-{number}")))
+                watches.append(group.create_task(watch_all(20)))
+                await created[-1]
+        uids = {task.result().uid for task in created}
+        assert all(watch.result() == uids for watch in watches)
+        await asyncio.gather(*(node.delete(uid) for uid in uids))
+
+
+async def test_a_repeated_create_is_the_same_sandbox(node: NodeProcess) -> None:
+    first = await node.create("alpha", request_id="one")
+    again = await node.create("alpha", request_id="one")
+    assert again.uid == first.uid
+    for fields in ({"request_id": "two"}, {"request_id": "one", "spec_hash": "other"}):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await node.create("alpha", **fields)
+        assert error.value.code() == grpc.StatusCode.ALREADY_EXISTS
+    other = await node.create("alpha", tenant="u", request_id="one")
+    assert other.uid != first.uid
+    await node.delete(first.uid)
+    fresh = await node.create("alpha", request_id="one")
+    assert fresh.uid != first.uid
+
+
+async def test_a_delete_during_the_start_wins(node: NodeProcess) -> None:
+    for number in range(5):
+        sandbox = await node.create(f"box-{number}")
+        await node.delete(sandbox.uid)
+        assert sandbox.uid not in await node.snapshot()
+    assert not list((node.data / "node" / "sandboxes").iterdir())
+
+
+async def test_update_moves_the_deadline(node: NodeProcess) -> None:
+    sandbox = await node.create("alpha")
+    until = timestamp_pb2.Timestamp(seconds=2_000_000_000)
+    answer = await node.stub.UpdateSandbox(
+        node_service_pb2.UpdateSandboxRequest(uid=sandbox.uid, expire_time=until), timeout=PATIENCE
+    )
+    assert answer.sandbox.expire_time == until
+    assert answer.sandbox.revision > sandbox.revision
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await node.stub.UpdateSandbox(node_service_pb2.UpdateSandboxRequest(uid="none", expire_time=until))
+    assert error.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"network": sandbox_pb2.Network(mode=sandbox_pb2.NETWORK_MODE_OPEN)}, "spec.network.mode"),
+        ({"network": sandbox_pb2.Network(mode=sandbox_pb2.NETWORK_MODE_DNS_ONLY)}, "spec.network.mode"),
+        ({"resources": sandbox_pb2.Resources(gpu=1)}, "spec.resources.gpu"),
+        ({"resources": sandbox_pb2.Resources(disk_bytes=1 << 30)}, "spec.resources.disk_bytes"),
+        ({"resources": sandbox_pb2.Resources(memory_bytes=1)}, "spec.resources.memory_bytes"),
+        ({"working_directory": "relative"}, "spec.working_directory"),
+        ({"env": {"A B": "x"}}, "spec.env"),
+        ({"sandbox_id": "Not/An/Id"}, "sandbox_id"),
+    ],
+)
+async def test_what_cannot_be_done_is_refused_by_name(node: NodeProcess, fields: dict, field: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await node.create(**fields)
+    assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert field in error.value.details()
+
+
+async def test_an_unknown_image_is_not_found(node: NodeProcess) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await node.create(image="never:imported")
+    assert error.value.code() == grpc.StatusCode.NOT_FOUND
+    assert "orchard image import" in error.value.details()
+
+
+async def test_an_agent_that_is_killed_is_replaced(leveled: NodeProcess) -> None:
+    box = await leveled.box()
+    await box.ok("echo kept > /root/file")
+    first = box.agent_pid
+    os.kill(first, signal.SIGKILL)
+    await gone(first)
+    await box.healthy()
+    assert box.agent_pid != first
+    assert (await box.ok("cat /root/file")).strip() == "kept"
+
+
+async def test_kill_everything_inside_leaves_a_working_sandbox(leveled: NodeProcess) -> None:
+    box = await leveled.box()
+    first = box.agent_pid
+    with pytest.raises(grpc.aio.AioRpcError):
+        await box.run("kill -9 -1; sleep 30")
+    await gone(first)
+    await box.healthy()
+    assert (await box.ok("echo alive")).strip() == "alive"
+    assert (await leveled.snapshot())[box.uid].phase == RUNNING
+
+
+async def test_an_agent_that_keeps_dying_fails_its_sandbox(node: NodeProcess) -> None:
+    box = await node.box()
+    init = box.init_pid
+    async with asyncio.timeout(PATIENCE):
+        while (await node.snapshot())[box.uid].phase == RUNNING:
+            pid = box.agent_pid
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            await gone(pid)
+    failed = (await node.snapshot())[box.uid]
+    assert failed.phase == FAILED
+    assert failed.reason == sandbox_pb2.SANDBOX_REASON_AGENT_START
+    await gone(init)
+    await node.delete(box.uid)
+
+
+async def test_a_sandbox_whose_init_is_killed_has_failed(node: NodeProcess) -> None:
+    box = await node.box()
+    os.kill(box.init_pid, signal.SIGKILL)
+    async with asyncio.timeout(PATIENCE), node.watch() as events:
+        async for event in events:
+            if event.HasField("sandbox") and event.sandbox.phase == FAILED:
+                assert event.sandbox.reason == sandbox_pb2.SANDBOX_REASON_DELETED_EXTERNALLY
+                break
+    await node.delete(box.uid)
+
+
+async def test_a_zygote_that_is_killed_is_replaced(leveled: NodeProcess) -> None:
+    box = await leveled.box()
+    children = _descendants(leveled.process.pid)
+    (zygote,) = [pid for pid in children if _name(pid) == "orchard-agent" and _pid_inside(pid) == pid]
+    os.kill(zygote, signal.SIGKILL)
+    await gone(zygote)
+    assert (await box.ok("echo alive")).strip() == "alive"
+    other = await leveled.box()
+    assert (await other.ok("echo also")).strip() == "also"
+    # An agent whose parent was the first zygote is still reaped, so its sandbox can go.
+    await leveled.delete(box.uid)
+    await leveled.delete(other.uid)
+
+
+def _descendants(pid: int) -> list[int]:
+    found = []
+    pending = [pid]
+    while pending:
+        parent = pending.pop()
+        for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+            found.append(int(child))
+            pending.append(int(child))
+    return found
+
+
+def _pid_inside(pid: int) -> int:
+    """Its id in its own pid namespace."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("NSpid:")[2].split("\n")[0].split()[-1])
+
+
+def _name(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+async def test_sandboxes_outlive_the_daemon(leveled: NodeProcess) -> None:
+    box = await leveled.box()
+    deleted = await leveled.box()
+    init, agent = box.init_pid, box.agent_pid
+    before = (await leveled.snapshot())[box.uid]
+    await leveled.kill()
+    assert (await box.ok("echo meanwhile")).strip() == "meanwhile"
+    await leveled.start()
+    after = (await leveled.snapshot())[box.uid]
+    assert after.phase == RUNNING
+    assert (box.init_pid, box.agent_pid) == (init, agent)
+    await leveled.delete(deleted.uid)
+    newer = await leveled.create("later")
+    assert newer.revision > before.revision
+    assert (await box.ok("echo still")).strip() == "still"
+    # The daemon that took it over also replaces its agent.
+    os.kill(agent, signal.SIGKILL)
+    await gone(agent)
+    await box.healthy()
+    await leveled.delete(box.uid)
+    assert not box.folder.exists()
+
+
+async def test_a_daemon_that_stops_in_order_leaves_its_sandboxes(node: NodeProcess) -> None:
+    box = await node.box()
+    async with node.watch() as events:
+        await asyncio.wait_for(anext(aiter(events)), PATIENCE)
+        code = await node.stop()
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            async for _ in events:
+                pass
+    assert code == 0
+    assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert (await box.ok("echo alive")).strip() == "alive"
+    await node.start()
+    assert (await node.snapshot())[box.uid].phase == RUNNING
+
+
+async def test_all_sandboxes_end_with_the_lifeline(leveled: NodeProcess) -> None:
+    boxes = [await leveled.box() for _ in range(3)]
+    pids = [pid for box in boxes for pid in (box.init_pid, box.agent_pid)]
+    await leveled.kill()
+    leveled.cut_lifeline()
+    for pid in pids:
+        await gone(pid)
+    os.close(leveled.lifeline_read)
+    leveled.lifeline_read, leveled.lifeline_write = os.pipe()
+    await leveled.start()
+    for box in boxes:
+        sandbox = (await leveled.snapshot())[box.uid]
+        assert (sandbox.phase, sandbox.reason) == (FAILED, sandbox_pb2.SANDBOX_REASON_HOST_RESTART)
+        await leveled.delete(box.uid)
+        assert not box.folder.exists()
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.005, 0.02, 0.05])
+async def test_half_made_sandboxes_are_cleaned_up(node: NodeProcess, delay: float) -> None:
+    """The daemon is killed at some moment of ten starts."""
+    created = [await node.create(f"box-{number}") for number in range(10)]
+    # Not a wait for something: the moment of the kill is what varies.
+    await asyncio.sleep(delay)
+    await node.kill()
+    await node.start()
+    snapshot = await node.snapshot()
+    assert {sandbox.uid for sandbox in created} == set(snapshot)
+    for sandbox in snapshot.values():
+        assert sandbox.phase in (RUNNING, FAILED)
+        if sandbox.phase == FAILED:
+            assert sandbox.reason == sandbox_pb2.SANDBOX_REASON_HOST_RESTART
+    await asyncio.gather(*(node.delete(uid) for uid in snapshot))
+    assert not list((node.data / "node" / "sandboxes").iterdir())
+    assert not _inits_of(node)
+
+
+def _inits_of(node: NodeProcess) -> list[tuple[int, str]]:
+    """Processes that hold the lifeline, the daemon and the zygote apart."""
+    own = {node.process.pid, *_descendants(node.process.pid), os.getpid()}
+    inode = os.fstat(node.lifeline_read).st_ino
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) not in own:
+            with contextlib.suppress(OSError):
+                if any(descriptor.stat().st_ino == inode for descriptor in (process / "fd").iterdir()):
+                    found.append((int(process.name), (process / "status").read_text()[:300]))
+    return found
+
+
+async def test_a_hundred_at_once(node: NodeProcess) -> None:
+    created = await asyncio.gather(*(node.create(f"box-{number}") for number in range(100)))
+    wanted = {sandbox.uid for sandbox in created}
+    running: set[str] = set()
+    async with asyncio.timeout(PATIENCE), node.watch() as events:
+        async for event in events:
+            if event.HasField("sandbox"):
+                assert event.sandbox.phase != FAILED, event.sandbox.message
+                if event.sandbox.phase == RUNNING:
+                    running.add(event.sandbox.uid)
+                    if running == wanted:
+                        break
+    assert (await node.describe()).running_sandboxes == 100
+    await asyncio.gather(*(node.delete(uid) for uid in wanted))
+    assert not list((node.data / "node" / "sandboxes").iterdir())
+    assert not list((node.run / "a").iterdir())
+    assert await node.snapshot() == {}

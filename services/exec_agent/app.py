@@ -97,6 +97,7 @@ async def serve(config: AgentConfig) -> AsyncIterator[Agent]:
         add_FileServiceServicer_to_server(FileServicer(files), server.grpc_server)
         port = await server.start(config.listen)
         stack.push_async_callback(server.stop)
+        stack.callback(service.interrupt)
         tasks = await stack.enter_async_context(TaskGroup())
         tasks.start("forget old commands", service.sweep())
         yield Agent(service, launcher, port, tasks)

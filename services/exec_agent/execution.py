@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from services.common.errors import OrchardError, ResourceExhaustedError
+from services.common.errors import OrchardError, ResourceExhaustedError, UnavailableError
 from services.exec_agent.latch import Latch
 from services.exec_agent.model import STDERR, STDOUT, Command, End, Result, State
 from services.exec_agent.oom import OomCounter
@@ -62,6 +62,7 @@ class Execution:
         self.state = State.QUEUED
         self.result: Result | None = None
         self.start_error: OrchardError | None = None
+        self.interrupted = False
         self.spool = spool
         self.pump: OutputPump | None = None
         self.begun = Latch(self._loop)
@@ -324,6 +325,18 @@ class Execution:
         self._host.ended(self)
         self.begun.set()
         self.done.set()
+
+    def interrupt(self) -> None:
+        """The agent is about to stop: open calls end now."""
+        self.interrupted = True
+        self.begun.wake_all()
+        self.done.wake_all()
+        self.spool.notify()
+
+    def check_interrupted(self) -> None:
+        """Raise UnavailableError if the agent stops before the command's end."""
+        if self.interrupted and self.result is None:
+            raise UnavailableError("the agent stops", reason="AGENT_STOPPING")
 
     def close(self) -> None:
         """The agent stops: a running command is ended by its reaper."""

@@ -18,6 +18,10 @@ class Latch:
     def set(self) -> None:
         """It happened."""
         self.is_set = True
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """End all waits without its having happened."""
         for waiter in self._waiters:
             wake(waiter)
         self._waiters.clear()

@@ -55,6 +55,7 @@ class OutputReader:
                 # A child that lives on may write for ever: this reader ends with what there is now.
                 self._stop_at = spool.end
                 continue
+            self._execution.check_interrupted()
             self._follow_pump()
             self._waiter = self._loop.create_future()
             await self._waiter

@@ -60,6 +60,7 @@ class ExecService:
         self._serial: Execution | None = None
         self._active = 0
         self._sequence = 0
+        self._stopping = False
         self._adopt_interrupted()
         if not self._secret_pending:
             self._run_start_command()
@@ -93,6 +94,8 @@ class ExecService:
             return known
         if self._journal.ended(exec_id):
             raise _expired(exec_id)
+        if self._stopping:
+            raise UnavailableError("the agent stops", reason="AGENT_STOPPING")
         if self._secret_pending:
             raise UnavailableError(
                 "the sandbox waits for its secret environment; retry",
@@ -182,6 +185,12 @@ class ExecService:
                 while ended and next(iter(ended.values())).end_monotonic < limit:
                     self._forget(ended)
             self._outliving = {e for e in self._outliving if e.pump is not None and not e.pump.eof}
+
+    def interrupt(self) -> None:
+        """The agent is about to stop: open calls end with UNAVAILABLE, and no command starts."""
+        self._stopping = True
+        for execution in self._held.values():
+            execution.interrupt()
 
     def close(self) -> None:
         """The agent stops: running commands are ended by their reapers."""

@@ -189,6 +189,7 @@ class ExecServicer(exec_service_pb2_grpc.ExecServiceServicer):
                 await execution.done.wait(wait)
         finally:
             execution.call_closed()
+        execution.check_interrupted()
         if execution.start_error is not None:
             raise execution.start_error
         _trace("StartExec", started_ns, self._sandbox_id, execution, context)
@@ -244,6 +245,7 @@ class ExecServicer(exec_service_pb2_grpc.ExecServiceServicer):
         try:
             if execution.pump is not None:
                 await execution.begun.wait()
+            execution.check_interrupted()
             if execution.start_error is not None:
                 raise execution.start_error
             yield exec_service_pb2.ExecResponse(started=exec_message(execution))
@@ -274,6 +276,7 @@ class ExecServicer(exec_service_pb2_grpc.ExecServiceServicer):
             await execution.done.wait(wait)
         finally:
             execution.call_closed()
+        execution.check_interrupted()
         _trace("WaitExec", started_ns, self._sandbox_id, execution, context)
         return exec_service_pb2.WaitExecResponse(exec=exec_message(execution))
 

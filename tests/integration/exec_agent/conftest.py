@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -199,11 +200,18 @@ class AgentProcess:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "services.exec_agent"], env=self.environment, cwd=ROOT, stdin=subprocess.DEVNULL
         )
+        self.await_ready()
+
+    def await_ready(self) -> None:
         end = time.monotonic() + BACKSTOP
-        while not (self.folder / "s").exists():
+        while not self._accepts():
             assert self.process.poll() is None, "the agent ended at once"
             assert time.monotonic() < end
             time.sleep(0.005)
+
+    def _accepts(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(str(self.folder / "s")) == 0
 
     def kill(self) -> None:
         self.process.kill()

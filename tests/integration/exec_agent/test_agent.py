@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -266,14 +265,15 @@ async def test_a_stopped_reaper_does_not_hold_a_timeout_up(make_agent: MakeAgent
 async def test_a_terminated_agent_ends_cleanly_with_its_commands(make_agent: MakeAgent) -> None:
     agent = make_agent()
     async with agent.client() as client:
-        exec_id = new_id()
-        pid = (await client.start(spec("sleep", "1000"), wait=0, exec_id=exec_id)).exec.pid
-        reading = asyncio.create_task(client.read(exec_id))
-        await asyncio.sleep(0)
-        assert agent.stop() == 0
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await reading
-        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        call = client.exec_call(spec(shell="echo up; exec sleep 1000"), new_id())
+        event = await call.read()
+        pid = event.started.pid
+        await call.read()
+        stopped = asyncio.create_task(asyncio.to_thread(agent.stop))
+        with problem() as found:
+            await call.read()
+        assert (found[0].code, found[0].reason) == (grpc.StatusCode.UNAVAILABLE, "AGENT_STOPPING")
+        assert await stopped == 0
     await_end(pid)
 
 
@@ -348,11 +348,7 @@ async def test_after_preload_nothing_is_imported(make_agent: MakeAgent) -> None:
     with (agent.folder / "stderr").open("wb") as stderr:
         frozen = subprocess.Popen([sys.executable, "-c", _FROZEN], env=agent.environment, cwd=ROOT, stderr=stderr)
         agent.process = frozen
-        end = time.monotonic() + 60
-        while not (agent.folder / "s").exists():
-            assert frozen.poll() is None, (agent.folder / "stderr").read_text()
-            assert time.monotonic() < end
-            await asyncio.sleep(0.01)
+        agent.await_ready()
         async with agent.client() as client:
             client.metadata = (*client.metadata, ("traceparent", f"00-{'1' * 32}-{'2' * 16}-01"))  # type: ignore[assignment]
             await client.run(spec("true"))

@@ -69,9 +69,9 @@ class PlatformProcess:
 
     # Starting and stopping.
 
-    def start(self) -> None:
+    def start(self, *arguments: str) -> None:
         """Start it and wait until all is up."""
-        ready = self.launch()
+        ready = self.launch(*arguments)
         try:
             line = _read_line(ready, START_SECONDS)
         finally:

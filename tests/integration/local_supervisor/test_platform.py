@@ -1,5 +1,6 @@
 """`orchard up` itself: the real services, killed in every way."""
 
+import asyncio
 import json
 import os
 import signal
@@ -11,7 +12,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from services.local.stores.postgres import Postgres, account_of_servers
+from services.local.stores.valkey import Valkey
 from services.local.supervisor import Platform, PlatformError, PlatformOptions
+from services.local.supervisor.children import Children
 from services.local.supervisor.output import Output
 from tests.support.platform import ROOT, SERVICES, PlatformProcess, identify, wait_until
 
@@ -93,15 +97,20 @@ def test_secrets_are_in_no_command_line(shared: PlatformProcess) -> None:
         assert shared.api_key.encode() not in Path(f"/proc/{shared.service_pid(service)}/cmdline").read_bytes()
 
 
-def test_the_data_survive_and_the_key_stays(stopped: PlatformProcess) -> None:
+def test_a_later_start_keeps_data_key_and_profiles_and_can_speak_json(stopped: PlatformProcess) -> None:
     key = stopped.api_key
-    stopped.start()
-    assert stopped.api_key == key
+    profile = stopped.folder / "config" / "profile.json"
+    profile.write_text('{"endpoint": "cluster:443", "api_key": "mine"}')
+    stopped.start("--log-format", "json")
+    assert stopped.profile == {"endpoint": stopped.endpoint, "api_key": key}
+    assert json.loads(profile.with_name("profile.json.bak").read_text())["api_key"] == "mine"
     with psycopg.connect(f"postgresql://orchard@/postgres?host={stopped.run}/pg") as connection:
-        count = connection.execute("SELECT count(*) FROM gateway.api_keys").fetchone()
-    assert count == (1,)
+        assert connection.execute("SELECT count(*) FROM gateway.api_keys").fetchone() == (1,)
     assert stopped.stop() == 0
     stopped.wait_nothing_left()
+    lines = [json.loads(line) for line in stopped.output().splitlines()]
+    assert {"orchard", "postgres", "gateway", "node"} <= {line["service"] for line in lines}
+    assert any("profile.json.bak" in line["event"] for line in lines)
 
 
 def test_kill_9_of_the_supervisor_leaves_nothing_in_the_way(stopped: PlatformProcess) -> None:
@@ -111,30 +120,16 @@ def test_kill_9_of_the_supervisor_leaves_nothing_in_the_way(stopped: PlatformPro
     # At once, while its processes still end; on the same port.
     stopped.listen = endpoint
     stopped.start()
-    assert stopped.run == run
-    assert stopped.endpoint == endpoint
-    stopped.kill_supervisor()
-    stopped.wait_no_process_left()
-    # What it left are sockets, which the next start removes.
-    stopped.start()
-    assert stopped.stop() == 0
-    stopped.wait_nothing_left()
-
-
-def test_kill_9_of_supervisor_and_node_leaves_nothing(stopped: PlatformProcess) -> None:
-    stopped.start()
+    assert (stopped.run, stopped.endpoint) == (run, endpoint)
+    # Now the node daemon, which would end the sandboxes, is killed before it can notice.
     node = stopped.service_pid("node")
     os.kill(stopped.pid, signal.SIGSTOP)
     os.kill(node, signal.SIGKILL)
     stopped.kill_supervisor()
     stopped.wait_no_process_left()
+    # What is left are sockets, which the next start removes.
     stopped.start()
-    assert stopped.stop() == 0
-    stopped.wait_nothing_left()
-
-
-def test_the_end_of_whoever_started_it_ends_it(stopped: PlatformProcess) -> None:
-    stopped.start()
+    # And it ends with whoever started it.
     stopped.note_processes()
     stopped.close()
     stopped.wait_nothing_left()
@@ -165,17 +160,6 @@ def test_a_second_ctrl_c_hurries(stopped: PlatformProcess) -> None:
     stopped.wait_nothing_left()
 
 
-def test_lines_can_be_json(stopped: PlatformProcess) -> None:
-    (stopped.folder / "output.txt").unlink(missing_ok=True)
-    ready = stopped.launch("--log-format", "json")
-    assert os.read(ready, 1)
-    os.close(ready)
-    os.kill(stopped.pid, signal.SIGTERM)
-    assert stopped.wait_end() == 0
-    lines = [json.loads(line) for line in stopped.output().splitlines()]
-    assert {"orchard", "postgres", "gateway", "node"} <= {line["service"] for line in lines}
-
-
 def test_a_port_in_use_stops_it_before_anything_starts(tmp_path: Path) -> None:
     platform = PlatformProcess(tmp_path)
     with socket.socket() as server:
@@ -187,16 +171,6 @@ def test_a_port_in_use_stops_it_before_anything_starts(tmp_path: Path) -> None:
     assert f"port {port} on 127.0.0.1 is in use" in done.stderr
     assert "--port" in done.stderr
     assert {path.name for path in platform.data.iterdir()} == {"supervisor.lock", "processes.lock"}
-
-
-def test_another_profile_is_kept(stopped: PlatformProcess) -> None:
-    profile = stopped.folder / "config" / "profile.json"
-    profile.write_text('{"endpoint": "cluster:443", "api_key": "mine"}')
-    stopped.start()
-    assert stopped.profile["endpoint"] == stopped.endpoint
-    assert json.loads(profile.with_name("profile.json.bak").read_text())["api_key"] == "mine"
-    assert "profile.json.bak" in stopped.output()
-    assert stopped.stop() == 0
 
 
 def test_damage_to_the_database_is_reported_and_nothing_runs_on(stopped: PlatformProcess) -> None:
@@ -227,3 +201,35 @@ async def test_it_can_be_embedded(made: Path, tmp_path: Path) -> None:
         output.close()
     assert not any(process.lives() for process in processes if process)
     assert not run.exists()
+
+
+async def test_servers_of_the_users_own_are_used(tmp_path: Path) -> None:
+    children = Children()
+    environment = {"PATH": "/usr/bin:/bin"}
+    postgres = Postgres(tmp_path / "postgres", tmp_path / "s", account_of_servers())
+    valkey = Valkey(tmp_path / "valkey", tmp_path / "v")
+    try:
+        assert postgres.prepare()
+        assert (await children.run(postgres.initialise(environment), print, seconds=60))[0] == 0
+        postgres.initialised()
+        valkey.prepare()
+        server = await children.start(postgres.command(environment), print)
+        await children.start(valkey.command(environment), print)
+        await postgres.wait_ready(server.pid)
+        await valkey.wait_ready()
+        own = {"DATABASE_URL": postgres.url, "REDIS_URL": valkey.url}
+        platform = PlatformProcess(tmp_path, environment=own)
+        try:
+            await asyncio.to_thread(platform.start)
+            assert set(platform.status()) == {"gateway", "scheduler", "watcher", "node"}
+            assert {path.name for path in platform.data.iterdir()} & {"postgres", "valkey"} == set()
+            with psycopg.connect(postgres.url) as connection:
+                assert connection.execute("SELECT count(*) FROM gateway.api_keys").fetchone() == (1,)
+            assert await asyncio.to_thread(platform.stop) == 0
+            # Still there: they are not the platform's.
+            await asyncio.wait_for(valkey.wait_ready(), 20)
+            assert not server.exited.done()
+        finally:
+            await asyncio.to_thread(platform.close)
+    finally:
+        await children.close()

@@ -184,8 +184,10 @@ def _fits(runtime: str) -> bool:
     return plain and len(os.fsencode(runtime)) + len("/orchard-12345678") <= _RUN_LIMIT
 
 
-def make_run_directory(path: Path) -> None:
+def make_run_directory(path: Path) -> int:
     """Make the folder anew, without anything that a killed platform left in it. Call it with the data directory locked.
+
+    Returns a descriptor to be kept open: its lock tells systemd-tmpfiles, which tidies /tmp, that the folder is in use.
 
     Raises:
         PlatformError: the path is somebody else's, or something is mounted below it that cannot be unmounted.
@@ -196,6 +198,9 @@ def make_run_directory(path: Path) -> None:
     except OSError as error:
         raise PlatformError(f"cannot make the folder of sockets {path}: {error.strerror}") from None
     _check_private(path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
 
 
 def remove_run_directory(path: Path) -> None:

@@ -89,7 +89,7 @@ class Platform:
         self._data: DataDirectory | None = None
         self._children: Children | None = None
         self._layout: Layout | None = None
-        self._run_made = False
+        self._run_lock: int | None = None
         self._lifeline: tuple[int, int] | None = None
 
     async def __aenter__(self) -> Self:
@@ -157,8 +157,7 @@ class Platform:
         self._data.write_holder(listen.endpoint)
         self.endpoint = listen.endpoint
         run = run_directory_of(self._data.path, options.environment)
-        make_run_directory(run)
-        self._run_made = True
+        self._run_lock = make_run_directory(run)
         self._lifeline = os.pipe()
         self._layout = Layout(
             self._data.path,
@@ -270,7 +269,7 @@ class Platform:
         return printed
 
     def _publish(self) -> None:
-        if self._layout is not None and self._run_made:
+        if self._layout is not None and self._run_lock is not None:
             with suppress(OSError):
                 write_status(self._layout.run, self.endpoint, self._units.values())
 
@@ -296,8 +295,9 @@ class Platform:
             await self._end_inherited(self._children)
             await self._children.close()
             self._children = None
-        if self._layout is not None and self._run_made:
-            self._run_made = False
+        if self._layout is not None and self._run_lock is not None:
+            os.close(self._run_lock)
+            self._run_lock = None
             try:
                 remove_run_directory(self._layout.run)
             except PlatformError as error:

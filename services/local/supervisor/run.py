@@ -44,7 +44,9 @@ async def _run(options: PlatformOptions, output: Output, ready_fd: int | None, l
         stop.set()
 
     for number in _STOP_SIGNALS:
-        loop.add_signal_handler(number, end)
+        # Started with nohup, it is to outlive its terminal.
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            loop.add_signal_handler(number, end)
     if lifeline_fd is not None:
         _watch_end(lifeline_fd, stop)
     try:

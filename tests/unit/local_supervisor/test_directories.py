@@ -1,4 +1,5 @@
 import asyncio
+import fcntl
 import os
 from pathlib import Path
 
@@ -112,13 +113,19 @@ def test_sockets_get_a_short_place(tmp_path: Path) -> None:
 
 def test_the_place_of_sockets_is_made_anew(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    make_run_directory(run)
+    os.close(make_run_directory(run))
     assert run.stat().st_mode & 0o777 == 0o700
     (tmp_path / "outside").write_text("keep")
     (run / "link").symlink_to(tmp_path / "outside")
     (run / "folder").mkdir(mode=0)
-    make_run_directory(run)
+    held = make_run_directory(run)
     assert list(run.iterdir()) == []
+    # Whoever tidies up sees that it is in use.
+    other = os.open(run, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(other)
+    os.close(held)
     remove_run_directory(run)
     remove_run_directory(run)
     assert not run.exists()

@@ -98,7 +98,7 @@ def file_error(error: OSError, path: bytes, field: str = "path") -> OrchardError
     """The domain error of an OSError about `path`, which the request's `field` named."""
     number = error.errno or 0
     if isinstance(error, BelowError):
-        path = os.path.join(path, error.path)
+        path = os.path.join(path.removesuffix(b"/."), error.path)
     bad = _BAD_PATHS.get(number)
     if bad is not None:
         return InvalidArgumentError.of(field, f"{shown(path)!r} {bad}", reason="PATH_INVALID", path=shown(path))

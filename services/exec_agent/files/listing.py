@@ -6,12 +6,15 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from typing import Final
 
 from services.common.errors import InvalidArgumentError
 from services.common.pages import decode_token, encode_token
 from services.exec_agent.files.errors import file_errors
 from services.exec_agent.files.tree import Cursor, walk
+
+_PAGE_BYTES: Final = 700_000  # keeps a message below 1 MiB, also where names grow by U+FFFD
+_ENTRY_BYTES: Final = 60  # what an entry takes besides its path and target
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +46,14 @@ def list_page(path: bytes, *, recursive: bool, size: int, token: str) -> Page:
     """One page of a directory, in byte order. The token is the last path, so changes in between move nothing."""
     after = _position(token)
     with file_errors(path), Cursor(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as cursor:
-        # One more than asked for tells whether there is a next page.
-        found = list(islice(_statuses(cursor, recursive, after, size + 1), size + 1))
-    if len(found) <= size:
-        return Page(found, "")
-    return Page(found[:size], encode_token((found[size - 1].path.decode("latin-1"),)))
+        found: list[FileStatus] = []
+        bytes_left = _PAGE_BYTES
+        for file in _statuses(cursor, recursive, after, size + 1):
+            if len(found) == size or bytes_left < 0:
+                return Page(found, encode_token((found[-1].path.decode("latin-1"),)))
+            found.append(file)
+            bytes_left -= 2 * len(file.path) + len(file.link_target) + _ENTRY_BYTES
+    return Page(found, "")
 
 
 def _statuses(cursor: Cursor, recursive: bool, after: bytes, batch: int) -> Iterator[FileStatus]:

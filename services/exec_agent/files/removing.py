@@ -45,7 +45,7 @@ def remove_entry(name: bytes, directory_fd: int, *, recursive: bool) -> None:
 def _empty(cursor: Cursor) -> None:
     """Remove all that is below the cursor."""
     path: list[bytes] = []
-    pending = [_remove_files(cursor, path)]
+    pending: list[list[bytes]] = [[]]
     while True:
         if pending[-1]:
             name = pending[-1].pop()
@@ -57,29 +57,35 @@ def _empty(cursor: Cursor) -> None:
                 continue
             except OSError as error:
                 raise BelowError(error, b"/".join(path)) from error
-            pending.append(_remove_files(cursor, path))
+            pending.append([])
             continue
         # Look again until nothing is left: a directory may be larger than a batch, or filled meanwhile.
-        pending[-1] = _remove_files(cursor, path)
-        if pending[-1]:
+        directories, is_empty = _remove_files(cursor, path)
+        if not is_empty:
+            pending[-1] = directories
             continue
         pending.pop()
         if not pending:
             return
         cursor.leave()
-        try:
-            os.rmdir(path[-1], dir_fd=cursor.fd)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            # Filled or replaced meanwhile: the next look at the directory above finds it again.
-            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
-                raise BelowError(error, b"/".join(path)) from error
+        _remove_emptied(cursor, path)
         path.pop()
 
 
-def _remove_files(cursor: Cursor, path: list[bytes]) -> list[bytes]:
-    """Remove what is no directory in the cursor's, a batch at most; returns the directories met."""
+def _remove_emptied(cursor: Cursor, path: list[bytes]) -> None:
+    try:
+        os.rmdir(path[-1], dir_fd=cursor.fd)
+    except OSError as error:
+        # Gone, filled or replaced meanwhile: the next look at the directory above shows it.
+        if error.errno not in {errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
+            raise BelowError(error, b"/".join(path)) from error
+
+
+def _remove_files(cursor: Cursor, path: list[bytes]) -> tuple[list[bytes], bool]:
+    """Remove what is no directory in the cursor's, a batch at most.
+
+    Returns the directories met, and whether there was nothing at all.
+    """
     directories = []
     with os.scandir(cursor.fd) as entries:
         batch = [(os.fsencode(e.name), e.is_dir(follow_symlinks=False)) for e in islice(entries, _BATCH)]
@@ -95,4 +101,4 @@ def _remove_files(cursor: Cursor, path: list[bytes]) -> list[bytes]:
             directories.append(name)
         except OSError as error:
             raise BelowError(error, b"/".join([*path, name])) from error
-    return directories
+    return directories, not batch

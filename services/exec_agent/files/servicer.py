@@ -22,7 +22,7 @@ _DEFAULT_PAGE: Final = 1000
 _MAXIMUM_PAGE: Final = 5000
 _MAXIMUM_MODE: Final = 0o7777
 _MAXIMUM_OWNER_BYTES: Final = 256
-_MAXIMUM_TOKEN_BYTES: Final = 16_384
+_MAXIMUM_TOKEN_BYTES: Final = 1 << 18  # holds a path, which in a deep tree is longer than a path may be
 
 _TYPES: Final = {
     stat.S_IFREG: file_pb2.FILE_TYPE_REGULAR,

@@ -243,7 +243,7 @@ def test_files_that_cannot_be_patched(files: dict[bytes, Entry], text: bytes, er
         (b"diff --git a/f b/f\nGIT binary patch\nliteral 4\n\n", 3, "does not have the 4 bytes"),
         (b"diff --git a/f b/f\nGIT binary patch\nliteral 999999999999\n", 3, "at most 64 MiB"),
         (b"diff --git a/f b/f\nGIT binary patch\nnothing\n", 3, "expected 'literal SIZE'"),
-        (b"--- a/f\n+++ b/f\n@@ -1 +1,2 @@\n-a\n+b\n\\ No newline at end of file\n+c\n", 7, "no newline"),
+        (b"--- a/f\n+++ b/f\n@@ -1 +1,2 @@\n-a\n+b\n\\ No newline at end of file\n+c\n", 3, "no newline"),
     ],
 )
 def test_malformed(text: bytes, line: int, message: str) -> None:

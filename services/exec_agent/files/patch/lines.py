@@ -19,23 +19,19 @@ class Lines:
 
     def __init__(self, text: bytes) -> None:
         self._text = text
-        self._start = 0
         self.number = 0
         self.head = b""
         self._end = 0
         self.advance()
 
-    def advance(self) -> bytes:
-        """Go on by a line; returns the one passed."""
-        passed = self.head
-        self._start = self._end
-        newline = self._text.find(b"\n", self._start)
-        self._end = len(self._text) if newline < 0 else newline + 1
-        self.head = self._text[self._start : self._end]
+    def advance(self) -> None:
+        """Go on by a line."""
+        start = self._end
+        self._end = self._text.find(b"\n", start) + 1 or len(self._text)
+        self.head = self._text[start : self._end]
         self.number += 1
         if self.number > _MAXIMUM_LINES:
             raise PatchMalformedError(self.number, f"a patch may have at most {_MAXIMUM_LINES:,} lines; split it")
-        return passed
 
     @property
     def header(self) -> bytes:

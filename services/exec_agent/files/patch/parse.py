@@ -19,6 +19,9 @@ _HUNK: Final = re.compile(rb"@@ -(\d{1,10})(?:,(\d{1,10}))? \+(\d{1,10})(?:,(\d{
 _INDEX: Final = re.compile(rb"index ([0-9a-f]{4,64})\.\.([0-9a-f]{4,64})(?: ([0-7]{6}))?\Z")
 _BINARY: Final = re.compile(rb"Binary files (.+) and (.+) differ\Z")
 _MODE: Final = re.compile(rb"(?:100|120|160)[0-7]{3}\Z")
+_OLD_SIGNS: Final = frozenset({b" ", b"-"})
+_NEW_SIGNS: Final = frozenset({b" ", b"+"})
+_BARE_LINE_ENDS: Final = frozenset({b"\n", b"\r"})
 _FULL_ID_LENGTHS: Final = (40, 64)  # SHA-1 and SHA-256
 _NO_DATA: Final = "the patch says only that this binary file differs; make it with `git diff --binary`"
 
@@ -284,7 +287,6 @@ def read_hunk(lines: Lines) -> Hunk:
     if match is None:
         raise PatchMalformedError(start, "expected '@@ -line,count +line,count @@'")
     lines.advance()
-    old_start, new_start = int(match[1]), int(match[3])
     old_left, new_left = (1 if group is None else int(group) for group in (match[2], match[4]))
     body = _HunkBody()
     while old_left > 0 or new_left > 0:
@@ -293,22 +295,24 @@ def read_hunk(lines: Lines) -> Hunk:
         if sign == b"\\" and body.signs:
             body.end_without_newline(lines)
             continue
-        if sign in {b"\n", b"\r"}:
+        if sign in _BARE_LINE_ENDS:
             # Some editors and mailers cut blanks at the ends of lines, the one of an empty context line too.
             sign, line = b" ", b" " + line
-        old_left -= sign in {b" ", b"-"}
-        new_left -= sign in {b" ", b"+"}
-        if sign not in {b" ", b"-", b"+"} or old_left < 0 or new_left < 0:
+        is_old, is_new = sign in _OLD_SIGNS, sign in _NEW_SIGNS
+        old_left -= is_old
+        new_left -= is_new
+        if not (is_old or is_new) or old_left < 0 or new_left < 0:
             what = "the patch ends" if not line else "another line comes"
             raise PatchMalformedError(
                 lines.number, f"{what} before the hunk of line {start} has as many lines as its header says"
             )
-        body.add(sign, line[1:] if line.endswith(b"\n") else line[1:] + b"\n", lines.number)
+        content = line[1:] if line.endswith(b"\n") else line[1:] + b"\n"
+        body.add(sign, content, is_old, is_new)
         lines.advance()
     if lines.head.startswith(b"\\") and body.signs:
         body.end_without_newline(lines)
     _refuse_surplus(lines, start)
-    return body.hunk(start, old_start, new_start)
+    return body.hunk(start, int(match[1]), int(match[3]))
 
 
 def _refuse_surplus(lines: Lines, start: int) -> None:
@@ -328,28 +332,31 @@ class _HunkBody:
         self.signs = bytearray()
         self._old: list[bytes] = []
         self._new: list[bytes] = []
-        self._old_ended = self._new_ended = False
 
-    def add(self, sign: bytes, content: bytes, number: int) -> None:
+    def add(self, sign: bytes, content: bytes, is_old: bool, is_new: bool) -> None:
         self.signs += sign
-        for side, lines, ended in ((b" -", self._old, self._old_ended), (b" +", self._new, self._new_ended)):
-            if sign in side:
-                if ended:
-                    raise PatchMalformedError(number, "a line follows one that has no newline at the end of the file")
-                lines.append(content)
+        if is_old:
+            self._old.append(content)
+        if is_new:
+            self._new.append(content)
 
     def end_without_newline(self, lines: Lines) -> None:
         """The mark of a missing newline speaks of the line before it."""
-        sign = self.signs[-1:]
-        if sign in b" -":
-            self._old[-1] = self._old[-1].removesuffix(b"\n")
-            self._old_ended = True
-        if sign in b" +":
-            self._new[-1] = self._new[-1].removesuffix(b"\n")
-            self._new_ended = True
+        sign = bytes(self.signs[-1:])
+        for side, signs in ((self._old, _OLD_SIGNS), (self._new, _NEW_SIGNS)):
+            if sign in signs:
+                side[-1] = side[-1].removesuffix(b"\n")
         lines.advance()
 
+    def _check_ends(self, line: int) -> None:
+        for side in (self._old, self._new):
+            if not all(text.endswith(b"\n") for text in side[:-1]):
+                raise PatchMalformedError(
+                    line, "in this hunk lines follow one that has no newline, the end of its file"
+                )
+
     def hunk(self, line: int, old_start: int, new_start: int) -> Hunk:
+        self._check_ends(line)
         signs = bytes(self.signs)
         leading = len(signs) - len(signs.lstrip(b" "))
         trailing = len(signs) - len(signs.rstrip(b" "))

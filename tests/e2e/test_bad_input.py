@@ -2,9 +2,9 @@
 
 import grpc
 import pytest
-
 from orchard.exec.v1 import exec_pb2, exec_service_pb2, file_service_pb2
 from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
+
 from tests.support.wire import Wire, fields_of, reason_of, seconds
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT

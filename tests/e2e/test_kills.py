@@ -12,10 +12,10 @@ import random
 import secrets
 from collections.abc import AsyncIterator, Iterator
 
+import orchard
 import pytest
 import redis.asyncio as redis
 
-import orchard
 from tests.support.platform import PlatformProcess, running_platform
 
 ROUNDS = int(os.environ.get("ORCHARD_CHAOS_ROUNDS", "3"))

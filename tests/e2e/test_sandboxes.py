@@ -5,8 +5,8 @@ import secrets
 
 import grpc
 import pytest
-
 from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
+
 from tests.support.wire import Wire, reason_of, seconds
 
 READY = sandbox_pb2.SANDBOX_STATE_READY
@@ -182,6 +182,7 @@ async def test_sandboxes_do_not_see_each_other(wire: Wire) -> None:
 
 async def test_other_tenants_see_nothing(wire: Wire, platform) -> None:
     from orchard.admin.v1 import admin_pb2, key_service_pb2
+
     from tests.support.wire import wire_to
 
     name = await wire.ready()

@@ -34,11 +34,11 @@ def running_valkey() -> Iterator[str]:
 def running_postgres() -> Iterator[str]:
     """A PostgreSQL of its own; gives its URL."""
     with tempfile.TemporaryDirectory(prefix="op-") as folder:
-        os.chmod(folder, 0o711)  # the server's own user passes through
+        Path(folder).chmod(0o711)  # the server's own user passes through
         postgres = Postgres(Path(folder, "pg"), Path(folder, "s"), account_of_servers())
         environment = dict(os.environ)
         if postgres.prepare():
-            os.chmod(Path(folder, "pg"), 0o711)
+            Path(folder, "pg").chmod(0o711)
             initialise = postgres.initialise(environment)
             subprocess.run(initialise.argv, env=initialise.environment, check=True, stdout=subprocess.DEVNULL)
             postgres.initialised()

@@ -12,7 +12,6 @@ import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
-
 from orchard.admin.v1 import key_service_pb2_grpc, usage_service_pb2_grpc, version_service_pb2_grpc
 from orchard.exec.v1 import exec_pb2, exec_service_pb2, exec_service_pb2_grpc, file_service_pb2_grpc
 from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2, sandbox_service_pb2_grpc

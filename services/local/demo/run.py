@@ -106,11 +106,21 @@ async def _evaluate_all(
             screen.done(outcome)
             return outcome
 
-        async with client:
+        try:
             outcomes = await asyncio.gather(*(one(index) for index in range(len(pairs))))
+        finally:
+            await _close(client, console)
     seconds = time.monotonic() - started
     console.print(f"{len(pairs)} candidates of {len(tasks)} tasks, each in its own sandbox, in {seconds:.1f} s")
     return list(outcomes)
+
+
+async def _close(client: orchard.AsyncSandboxClient, console: Console) -> None:
+    """Close the client. What it could not delete is worth a line, but every verdict stands."""
+    try:
+        await client.close()
+    except orchard.OrchardError as error:
+        console.print(f"[bold red]demo:[/] {error}", highlight=False)
 
 
 @contextmanager

@@ -90,7 +90,7 @@ class Platform:
         self._children: Children | None = None
         self._layout: Layout | None = None
         self._run_lock: int | None = None
-        self._lifeline: tuple[int, int] | None = None
+        self._lifeline: tuple[int, ...] = ()
 
     async def __aenter__(self) -> Self:
         began = time.monotonic()
@@ -280,17 +280,16 @@ class Platform:
             if unit is None:
                 continue
             self._output.say(f"stopping {name}")
+            if name == "node":
+                # So that it knows that its sandboxes end too, and can remove what they leave.
+                self._end_lifeline()
             if not await unit.stop(self.hurry):
                 self._output.shout(f"{name} does not end, even when killed")
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._units, self._tasks = {}, {}
-        if self._lifeline is not None:
-            # Whatever still lives below us, such as sandboxes of a killed node daemon, ends now.
-            os.close(self._lifeline[1])
-            os.close(self._lifeline[0])
-            self._lifeline = None
+        self._end_lifeline()
         if self._children is not None:
             await self._end_inherited(self._children)
             await self._children.close()
@@ -307,6 +306,12 @@ class Platform:
             self._data = None
         if self._own_output:
             self._output.close()
+
+    def _end_lifeline(self) -> None:
+        """Whatever still lives below us, such as sandboxes of a killed node daemon, ends now."""
+        for descriptor in reversed(self._lifeline):
+            os.close(descriptor)
+        self._lifeline = ()
 
     async def _end_inherited(self, children: Children) -> None:
         """Processes of dead services end with the lifeline; those that do not are killed."""

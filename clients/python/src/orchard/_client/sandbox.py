@@ -88,7 +88,7 @@ class AsyncSandbox(AsyncFiles):
                 await run.abandon()
                 raise
             if operation is not None:
-                operation.set(ended=str(result.ended), exit_code=result.exit_code, output_size=result.output_size)
+                operation.set(ended=str(result.ended), exit_code=result.exit_code, output_bytes=result.output_size)
         raise_unless_result(result)
         if check or (raise_on_timeout and result.timed_out):
             result.check()

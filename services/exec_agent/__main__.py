@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-from services.common import logs
-from services.exec_agent.app import preload, run
-from services.exec_agent.launcher import LauncherMissingError
-from services.exec_agent.settings import AgentConfig, SettingsError
+# structlog would load it, where it is installed, for coloured tracebacks: 4 MB in every sandbox.
+sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
+
+from services.common import logs  # noqa: E402
+from services.exec_agent.app import preload, run  # noqa: E402
+from services.exec_agent.launcher import LauncherMissingError  # noqa: E402
+from services.exec_agent.settings import AgentConfig, SettingsError  # noqa: E402
 
 
 def main() -> int:

@@ -13,6 +13,9 @@ from services.exec_agent.spool import NotCachedError
 
 _CHUNK: Final = 64 << 10
 _LARGE_CHUNK: Final = 256 << 10
+_BURST_SECONDS: Final = 0.002
+_GATHER_SECONDS: Final = 0.001
+"""In a burst a message waits so long for a full chunk: each costs 0.1 ms, whatever its size."""
 
 
 class OutputReader:
@@ -23,6 +26,8 @@ class OutputReader:
         self._loop = asyncio.get_running_loop()
         self._stop_at = None if follow and execution.result is None else execution.spool.end
         self._waiter: asyncio.Future[None] | None = None
+        self._wake_at = 0
+        self._last = 0.0
         self._closed = False
         self.offset = offset
         self.lagging = False
@@ -41,6 +46,8 @@ class OutputReader:
         spool = self._execution.spool
         while True:
             stop = self._stop_at
+            if stop is None and 0 < spool.end - self.offset < _CHUNK:
+                await self._gather()
             if stop is None or self.offset < stop:
                 behind = spool.end - self.offset
                 size = _LARGE_CHUNK if behind >= _LARGE_CHUNK else _CHUNK
@@ -57,12 +64,11 @@ class OutputReader:
                 continue
             self._execution.check_interrupted()
             self._follow_pump()
-            self._waiter = self._loop.create_future()
-            await self._waiter
+            await self._wait_for(self.offset + 1)
 
     def changed(self) -> None:
         """There is more output, or there will be none."""
-        if self._waiter is not None:
+        if self._waiter is not None and (self._execution.spool.end >= self._wake_at or self._ending):
             wake(self._waiter)
 
     def close(self) -> None:
@@ -75,6 +81,30 @@ class OutputReader:
             self._execution.pump.followers.discard(self)
             self._execution.pump.follower_moved()
         self._execution.call_closed()
+
+    @property
+    def _ending(self) -> bool:
+        return self._execution.result is not None or self._execution.interrupted
+
+    async def _gather(self) -> None:
+        """In a burst, wait a moment until there is a full chunk."""
+        now = self._loop.time()
+        if now - self._last < _BURST_SECONDS and not self._ending:
+            await self._wait_for(self.offset + _CHUNK, _GATHER_SECONDS)
+            now = self._loop.time()
+        self._last = now
+
+    async def _wait_for(self, end: int, seconds: float | None = None) -> None:
+        """Wait until the output reaches `end`, the command ends, or for so long."""
+        self._wake_at = end
+        waiter = self._waiter = self._loop.create_future()
+        timer = None if seconds is None else self._loop.call_later(seconds, wake, waiter)
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
 
     async def _read(self, size: int) -> Chunk | Gap | None:
         spool = self._execution.spool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import AsyncIterator
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
@@ -155,14 +155,22 @@ def exec_message(execution: Execution) -> exec_pb2.Exec:
     )
 
 
-def _chunk(chunk: Chunk) -> exec_pb2.OutputChunk:
-    return exec_pb2.OutputChunk(
-        offset=chunk.offset, stream=exec_pb2.OutputStream.ValueType(chunk.stream), data=chunk.data
-    )
+def _fill(chunk: exec_pb2.OutputChunk, found: Chunk) -> None:
+    """Fill a chunk in place: one that is passed to a constructor is copied, which at 256 KiB costs 0.8 ms."""
+    chunk.offset = found.offset
+    chunk.stream = exec_pb2.OutputStream.ValueType(found.stream)
+    chunk.data = found.data
 
 
-def _gap(gap: Gap) -> exec_pb2.OutputGap:
-    return exec_pb2.OutputGap(offset=gap.offset, size=gap.size)
+_OutputEvent = TypeVar("_OutputEvent", exec_service_pb2.ReadOutputResponse, exec_service_pb2.ExecResponse)
+
+
+def _output_event(event: _OutputEvent, found: Chunk | Gap) -> _OutputEvent:
+    if isinstance(found, Chunk):
+        _fill(event.chunk, found)
+    else:
+        event.gap.offset, event.gap.size = found
+    return event
 
 
 class ExecServicer(exec_service_pb2_grpc.ExecServiceServicer):
@@ -205,7 +213,7 @@ class ExecServicer(exec_service_pb2_grpc.ExecServiceServicer):
             found = spool.read(offset, min(end - offset, 64 << 10), may_block=True)
             if not isinstance(found, Chunk):
                 return
-            response.output.append(_chunk(found))
+            _fill(response.output.add(), found)
             offset += len(found.data)
         response.output_complete = offset == spool.end
 
@@ -222,10 +230,7 @@ class ExecServicer(exec_service_pb2_grpc.ExecServiceServicer):
         _at_end(context, reader)
         try:
             while (found := await reader.next()) is not None:
-                if isinstance(found, Chunk):
-                    yield exec_service_pb2.ReadOutputResponse(chunk=_chunk(found))
-                else:
-                    yield exec_service_pb2.ReadOutputResponse(gap=_gap(found))
+                yield _output_event(exec_service_pb2.ReadOutputResponse(), found)
             if execution.result is not None:
                 yield exec_service_pb2.ReadOutputResponse(result=result_message(execution))
         finally:
@@ -250,10 +255,7 @@ class ExecServicer(exec_service_pb2_grpc.ExecServiceServicer):
                 raise execution.start_error
             yield exec_service_pb2.ExecResponse(started=exec_message(execution))
             while (found := await reader.next()) is not None:
-                if isinstance(found, Chunk):
-                    yield exec_service_pb2.ExecResponse(chunk=_chunk(found))
-                else:
-                    yield exec_service_pb2.ExecResponse(gap=_gap(found))
+                yield _output_event(exec_service_pb2.ExecResponse(), found)
             if execution.start_error is not None:
                 raise execution.start_error
             yield exec_service_pb2.ExecResponse(result=result_message(execution))

@@ -1,0 +1,220 @@
+"""The server bootstrap and the interceptor over real gRPC."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.common.errors import NotFoundError, UnauthenticatedError, UnavailableError
+from services.common.health import Health
+from services.common.interceptor import REQUEST_ID_KEY, CallInterceptor, current_call
+from services.common.server import ListenError, Server
+from services.common.tokens import Principal
+
+
+class Handlers(grpc.GenericRpcHandler):
+    """Handlers that do what the method's name says."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.finished = asyncio.Event()
+        self.seen: list[str] = []
+
+    def service(self, details: grpc.HandlerCallDetails):
+        _, _, name = details.method.rpartition("/")
+        work = getattr(self, name, None)
+        if work is None:
+            return None
+        if name.startswith("stream"):
+            return grpc.unary_stream_rpc_method_handler(work)
+        return grpc.unary_unary_rpc_method_handler(work)
+
+    async def fine(self, request: bytes, context) -> bytes:
+        self.seen.append(current_call.get().request_id)
+        return request
+
+    async def missing(self, request: bytes, context) -> bytes:
+        raise NotFoundError("no such thing", reason="THING_NOT_FOUND", thing="x")
+
+    async def broken(self, request: bytes, context) -> bytes:
+        raise RuntimeError("driver says: password=hunter2")
+
+    async def cancelled_inside(self, request: bytes, context) -> bytes:
+        task = asyncio.ensure_future(asyncio.Event().wait())
+        task.cancel()
+        await task
+        return b""
+
+    async def waits(self, request: bytes, context) -> bytes:
+        self.started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)  # clean-up that takes a moment
+            self.finished.set()
+        return b""
+
+    async def forwards(self, request: bytes, context) -> bytes:
+        async with grpc.aio.insecure_channel(request.decode()) as channel:
+            return await channel.unary_unary("/x/missing")(b"")
+
+    async def stream_fine(self, request: bytes, context) -> AsyncIterator[bytes]:
+        for number in range(3):
+            yield b"%d" % number
+
+    async def stream_breaks(self, request: bytes, context) -> AsyncIterator[bytes]:
+        yield b"first"
+        raise UnavailableError("gone", retry_seconds=2)
+
+    async def stream_forever(self, request: bytes, context) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                self.started.set()
+                yield b"x" * 65536
+        finally:
+            self.finished.set()
+
+
+class Doorman:
+    async def authenticate(self, method: str, metadata) -> Principal | None:
+        if metadata.get("key") != "good":
+            raise UnauthenticatedError("no")
+        return Principal("t", "k", frozenset())
+
+
+@asynccontextmanager
+async def serving(authenticator=None):
+    handlers = Handlers()
+    health = Health(["store"])
+    server = Server(interceptor=CallInterceptor(authenticator=authenticator), health=health, service_names=["x"])
+    server.grpc_server.add_generic_rpc_handlers((handlers,))
+    port = await server.start("127.0.0.1:0")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield handlers, channel, server, port
+        await server.stop()
+
+
+async def failing(call) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+def info(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo:
+    status = status_pb2.Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"])
+    found = error_details_pb2.ErrorInfo()
+    assert status.details[0].Unpack(found)
+    return found
+
+
+async def test_a_request_id_is_kept_or_made() -> None:
+    async with serving() as (handlers, channel, _server, _port):
+        await channel.unary_unary("/x/fine")(b"", metadata=((REQUEST_ID_KEY, "mine"),))
+        await channel.unary_unary("/x/fine")(b"")
+        assert handlers.seen[0] == "mine"
+        assert len(handlers.seen[1]) == 16
+
+
+async def test_domain_errors_carry_their_details_and_the_request_id() -> None:
+    async with serving() as (_handlers, channel, _server, _port):
+        error = await failing(channel.unary_unary("/x/missing")(b"", metadata=((REQUEST_ID_KEY, "mine"),)))
+        assert error.code() == grpc.StatusCode.NOT_FOUND
+        assert (info(error).reason, dict(info(error).metadata)) == ("THING_NOT_FOUND", {"thing": "x"})
+        assert dict(error.trailing_metadata())[REQUEST_ID_KEY] == "mine"
+
+
+async def test_nothing_of_an_unexpected_error_reaches_the_client() -> None:
+    async with serving() as (_handlers, channel, _server, _port):
+        error = await failing(channel.unary_unary("/x/broken")(b""))
+        assert error.code() == grpc.StatusCode.INTERNAL
+        assert "hunter2" not in str(error)
+        assert info(error).metadata["request_id"] in error.details()
+
+
+async def test_a_cancellation_inside_is_unavailable_and_not_a_hang() -> None:
+    async with serving() as (_handlers, channel, _server, _port):
+        error = await failing(channel.unary_unary("/x/cancelled_inside")(b"", timeout=20))
+        assert (error.code(), info(error).reason) == (grpc.StatusCode.UNAVAILABLE, "CALL_INTERRUPTED")
+
+
+async def test_an_error_behind_is_passed_on_whole() -> None:
+    async with serving() as (_h, _c, _s, port), serving() as (_handlers, channel, _server, _port):
+        error = await failing(channel.unary_unary("/x/forwards")(f"127.0.0.1:{port}".encode()))
+        assert (error.code(), info(error).reason) == (grpc.StatusCode.NOT_FOUND, "THING_NOT_FOUND")
+        gone = await failing(channel.unary_unary("/x/forwards")(b"127.0.0.1:1"))
+        assert (gone.code(), info(gone).reason) == (grpc.StatusCode.UNAVAILABLE, "UPSTREAM_UNAVAILABLE")
+        assert "127.0.0.1" not in gone.details()
+
+
+async def test_a_client_that_cancels_ends_the_handler() -> None:
+    async with serving() as (handlers, channel, _server, _port):
+        call = channel.unary_unary("/x/waits")(b"")
+        await asyncio.wait_for(handlers.started.wait(), 20)
+        call.cancel()
+        await asyncio.wait_for(handlers.finished.wait(), 20)
+
+
+async def test_a_reader_that_leaves_ends_the_stream() -> None:
+    async with serving() as (handlers, channel, _server, _port):
+        call = channel.unary_stream("/x/stream_forever")(b"")
+        async for _ in call:
+            break
+        call.cancel()
+        await asyncio.wait_for(handlers.finished.wait(), 20)
+
+
+async def test_streams_end_as_they_should() -> None:
+    async with serving() as (_handlers, channel, _server, _port):
+        assert [part async for part in channel.unary_stream("/x/stream_fine")(b"")] == [b"0", b"1", b"2"]
+        received = []
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for part in channel.unary_stream("/x/stream_breaks")(b""):
+                received.append(part)
+        assert received == [b"first"]
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert info(caught.value).reason == "UNAVAILABLE"
+
+
+async def test_calls_are_authenticated_and_health_is_not() -> None:
+    async with serving(Doorman()) as (_handlers, channel, server, _port):
+        assert (await failing(channel.unary_unary("/x/fine")(b""))).code() == grpc.StatusCode.UNAUTHENTICATED
+        assert await channel.unary_unary("/x/fine")(b"a", metadata=(("key", "good"),)) == b"a"
+        await server.health.well("store")
+        assert await health(channel) == health_pb2.HealthCheckResponse.SERVING
+
+
+async def health(channel: grpc.aio.Channel) -> int:
+    return (await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="x"))).status
+
+
+async def test_health_tells_the_truth() -> None:
+    async with serving() as (_handlers, channel, server, _port):
+        assert await health(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
+        await server.health.well("store")
+        assert await health(channel) == health_pb2.HealthCheckResponse.SERVING
+        await server.health.unwell("store", "away")
+        assert await health(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert server.health.wrong == {"store": "away"}
+
+
+async def test_stopping_waits_for_the_handlers_clean_up() -> None:
+    async with serving() as (handlers, channel, server, _port):
+        call = channel.unary_unary("/x/waits")(b"")
+        await asyncio.wait_for(handlers.started.wait(), 20)
+        await server.stop()
+        assert handlers.finished.is_set()
+        assert server.stopping.is_set()
+        await failing(call)
+
+
+async def test_a_port_in_use_is_an_error_that_names_it() -> None:
+    async with serving() as (_handlers, _channel, _server, port):
+        other = Server(interceptor=CallInterceptor(authenticator=None), health=Health(), service_names=["x"])
+        with pytest.raises(ListenError, match=f"127.0.0.1:{port}.*in use"):
+            await other.start(f"127.0.0.1:{port}")
+        await other.grpc_server.stop(None)

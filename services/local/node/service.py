@@ -23,7 +23,7 @@ from services.local.node.journal import Journal
 from services.local.node.model import Phase, Record
 from services.local.runtime.images import Progress
 from services.local.runtime.model import Abilities, Ended, Image, Reason, Request
-from services.local.runtime.process import RemovalError
+from services.local.runtime.removal import RemovalError
 from services.local.runtime.starter import StartError
 
 _log = get_logger(__name__)
@@ -237,9 +237,9 @@ class Node:
         except StartError as error:
             _log.warning("sandbox not made", uid=request.uid, error=str(error))
             self._change(request.uid, phase=Phase.FAILED, reason=Reason.AGENT_START, message=str(error))
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 (whatever is wrong with one sandbox, the others go on)
             _log.error("sandbox not made", uid=request.uid, exc_info=error)
-            message = f"the node could not make it: {error.strerror or error}"
+            message = f"the node could not make it; its log has more under uid {request.uid}"
             self._change(request.uid, phase=Phase.FAILED, reason=Reason.AGENT_START, message=message)
         else:
             _log.debug("sandbox runs", uid=request.uid, **milliseconds)

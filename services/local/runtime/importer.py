@@ -7,6 +7,7 @@ The order is JSON on standard input; progress and the end are JSON lines on stan
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -235,20 +236,23 @@ def main() -> int:
     """Do what the order says; returns the exit code."""
     order = Order.from_json(sys.stdin.buffer.read())
     os.umask(0o022)
+    if not order.digest:
+        _report(order, lambda: {"digest": digest_of(Path(order.source))})
+    elif order.ids.privileged or not order.ids.switchable:
+        _report(order, lambda: {"image": unpack(order)})
+    else:
+        return run_mapped(order.ids, lambda: _report(order, lambda: {"image": unpack(order)}))
+    return 0
+
+
+def _report(order: Order, work: Callable[[], dict[str, Any]]) -> None:
     try:
-        if not order.digest:
-            _tell({"digest": digest_of(Path(order.source))})
-            return 0
-        if order.ids.privileged or not order.ids.switchable:
-            _tell({"image": unpack(order)})
-            return 0
-        return run_mapped(order.ids, lambda: _tell({"image": unpack(order)}))
+        _tell(work())
     except LayerError as error:
         _tell({"error": str(error), "kind": "image"})
     except OSError as error:
-        kind = "space" if error.errno in (28, 122) else "image"
+        kind = "space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "image"
         _tell({"error": f"{error.filename or order.source}: {error.strerror}", "kind": kind})
-    return 1
 
 
 if __name__ == "__main__":

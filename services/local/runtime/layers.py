@@ -14,7 +14,7 @@ import stat
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO, Final, cast
 
 from services.local.runtime import linux
@@ -24,6 +24,7 @@ WHITEOUT: Final = ".wh."
 OPAQUE: Final = ".wh..wh..opq"
 _BUFFER: Final = 1 << 20
 _NOBODY: Final = 65534
+_MOST_LINKS: Final = 40  # as the kernel
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY
 
 
@@ -116,25 +117,35 @@ class Unpacker:
         finally:
             os.close(descriptor)
 
-    def _open_folder(self, path: str) -> int:
+    def _open_folder(self, path: str, links: int = 0) -> int:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             return linux.open_in_root(self._root, path or ".", _FOLDER_FLAGS)
         descriptor = os.dup(self._root)
-        sofar = PurePosixPath()
-        for part in PurePosixPath(path).parts:
-            sofar /= part
+        sofar = ""
+        for part in path.split("/"):
+            sofar = f"{sofar}/{part}"
             try:
-                inner = linux.open_in_root(self._root, str(sofar), _FOLDER_FLAGS)
-            except NotADirectoryError:
-                _remove(descriptor, part)
-                inner = self._make_folder(descriptor, part)
+                inner = linux.open_in_root(self._root, sofar, _FOLDER_FLAGS)
             except FileNotFoundError:
-                # Also a link that leads nowhere: a folder takes its place.
+                inner = self._make_missing(descriptor, sofar, links)
+            except NotADirectoryError:
                 _remove(descriptor, part)
                 inner = self._make_folder(descriptor, part)
             os.close(descriptor)
             descriptor = inner
         return descriptor
+
+    def _make_missing(self, parent: int, path: str, links: int) -> int:
+        """Make the folder of a path whose parent is there, or the one that a link there leads to."""
+        folder, name = os.path.split(path)
+        try:
+            target = os.readlink(name, dir_fd=parent)
+        except OSError:
+            return self._make_folder(parent, name)
+        if links == _MOST_LINKS:
+            raise LayerError(f"the links at {path!r} lead nowhere")
+        whole = target if target.startswith("/") else f"{folder}/{target}"
+        return self._open_folder(whole.lstrip("/"), links + 1)
 
     def _make_folder(self, parent: int, name: str) -> int:
         os.mkdir(name, 0o755, dir_fd=parent)

@@ -75,6 +75,7 @@ class Plan:
         host_network: it stays in the machine's network namespace.
         agent: fields of AgentConfig apart from descriptors; None starts the namespaces alone, as a probe.
         init: join the namespaces of this process instead of making new ones.
+        remove: make nothing; remove these folders, as root of a namespace with these ids.
     """
 
     folder: str
@@ -85,6 +86,7 @@ class Plan:
     host_network: bool = False
     agent: Mapping[str, Any] | None = None
     init: Identity | None = None
+    remove: tuple[str, ...] = ()
 
     def to_json(self) -> bytes:
         """As bytes."""
@@ -96,5 +98,6 @@ class Plan:
         values = json.loads(data)
         values["ids"] = Ids.from_values(values["ids"])
         values["bwrap"] = tuple(values["bwrap"])
+        values["remove"] = tuple(values["remove"])
         values["init"] = None if values["init"] is None else Identity(**values["init"])
         return cls(**values)

@@ -23,8 +23,9 @@ from services.local.runtime.bwrap import Overlay, Root, arguments
 from services.local.runtime.cgroups import Limits
 from services.local.runtime.identity import Identity, has_ended, kill
 from services.local.runtime.model import Abilities, Ended, Image, Reason, Request
-from services.local.runtime.plan import Plan
-from services.local.runtime.removal import remove_tree
+from services.local.runtime.plan import RUN_MAP_TOOLS, Plan
+from services.local.runtime.removal import RemovalError, remove_tree
+from services.local.runtime.removals import MappedRemovals
 from services.local.runtime.setup import Machine
 from services.local.runtime.starter import LOCK_FILE, PROCESSES_FILE, SOCKET_NAME, StartError
 from services.local.runtime.userids import USER_GAP
@@ -35,6 +36,7 @@ _log = get_logger(__name__)
 DEFAULT_PIDS: Final = 4096
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HOME: Final = "/root"
+_RESOLVER: Final = "resolv.conf"
 _LISTEN_SECONDS: Final = 2.0
 _LISTEN_POLL_SECONDS: Final = 0.001
 _KILL_SECONDS: Final = 10.0
@@ -42,10 +44,6 @@ _LOCK_SECONDS: Final = 35.0
 _LOCK_POLL_SECONDS: Final = 0.01
 _MOST_RESTARTS: Final = 5
 _RESTART_WINDOW_SECONDS: Final = 60.0
-
-
-class RemovalError(Exception):
-    """A sandbox does not go away; the message says what holds it."""
 
 
 @dataclass(slots=True)
@@ -75,6 +73,7 @@ class ProcessRuntime:
         self._live: dict[str, _Live] = {}
         self._ends: asyncio.Queue[Ended] = asyncio.Queue()
         # Removing files and groups blocks; two threads keep the cores busy and a flood of deletes bounded.
+        self._mapped_removals = MappedRemovals(machine.ids, zygote)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="removal")
 
     def abilities(self) -> Abilities:
@@ -94,7 +93,7 @@ class ProcessRuntime:
         limits = _limits(request)
         plan = self._plan(request, image)
         for last in (False, True):
-            self._make_folders(request.uid)
+            self._make_folders(request)
             try:
                 answer = await self._ask(request.uid, plan, limits)
                 break
@@ -120,9 +119,7 @@ class ProcessRuntime:
 
     async def adopt(self, known: Sequence[tuple[Request, Image | None]]) -> list[Ended]:
         """See Runtime."""
-        loop = asyncio.get_running_loop()
-        uids = [request.uid for request, _ in known]
-        await loop.run_in_executor(self._threads, self._remove_others, uids)
+        await self._remove_others([request.uid for request, _ in known])
         ended = await asyncio.gather(*(self._adopt_one(request, image) for request, image in known))
         return [end for end in ended if end is not None]
 
@@ -162,11 +159,20 @@ class ProcessRuntime:
         await self._remove(uid)
 
     async def remove_tree(self, path: Path) -> None:
-        """Remove a folder that has files of sandboxes' users."""
-        await asyncio.get_running_loop().run_in_executor(self._threads, remove_tree, path)
+        """Remove a folder that has files of sandboxes' users.
+
+        Raises:
+            RemovalError: it cannot be removed.
+            OSError: likewise.
+        """
+        if self._machine.ids.how == RUN_MAP_TOOLS:
+            await self._mapped_removals.remove(str(path))
+        else:
+            await asyncio.get_running_loop().run_in_executor(self._threads, remove_tree, path)
 
     async def _remove(self, uid: str) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._remove_files, uid)
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._remove_all_but_files, uid)
+        await self.remove_tree(self._machine.sandbox_folder(uid))
 
     async def close(self) -> None:
         """Stop watching over sandboxes; they live on."""
@@ -178,11 +184,15 @@ class ProcessRuntime:
 
     # What a sandbox is made of
 
-    def _make_folders(self, uid: str) -> None:
+    def _make_folders(self, request: Request) -> None:
         ids = self._machine.ids
-        folder = self._machine.sandbox_folder(uid)
+        folder = self._machine.sandbox_folder(request.uid)
         folder.mkdir(mode=0o711)
-        for path in (folder / "state", self._machine.socket_folder(uid)):
+        if request.host_network:
+            resolver = Path("/etc/resolv.conf")
+            (folder / _RESOLVER).write_bytes(resolver.read_bytes() if resolver.exists() else b"")
+            (folder / _RESOLVER).chmod(0o644)
+        for path in (folder / "state", self._machine.socket_folder(request.uid)):
             path.mkdir(mode=0o700)
             if ids.privileged:
                 os.chown(path, ids.owner, ids.owner)
@@ -190,17 +200,19 @@ class ProcessRuntime:
     def _plan(self, request: Request, image: Image | None) -> Plan:
         machine = self._machine
         resources = request.resources
+        folder = machine.inside(machine.sandbox_folder(request.uid))
         root = Root(
             overlays=self._overlays(image),
             shm_bytes=resources.shm_bytes,
             host_network=request.host_network,
+            resolver=f"{folder}/{_RESOLVER}" if request.host_network else None,
         )
         agent = self._agent_fields(request, image)
         return Plan(
-            folder=machine.inside(machine.sandbox_folder(request.uid)),
+            folder=folder,
             socket_folder=machine.inside(machine.socket_folder(request.uid)),
             ids=machine.ids,
-            bwrap=arguments(root, machine.inside(machine.sandbox_folder(request.uid))),
+            bwrap=arguments(root, folder),
             layers=len(root.overlays),
             host_network=request.host_network,
             agent=agent,
@@ -218,14 +230,17 @@ class ProcessRuntime:
         if image is not None:
             env.update(image.env)
         env.update(request.env)
+        user = request.user or (image.user if image else "")
+        # The home of root is closed to others.
+        home = _HOME if user.partition(":")[0] in ("", "root", "0") else "/"
         switchable = self._machine.ids.switchable
         return {
             "uid": request.uid,
             "sandbox_id": request.sandbox_id,
             "public_keys_pem": self._public_keys_pem(),
             "env": env,
-            "working_directory": request.working_directory or (image.working_directory if image else "") or _HOME,
-            "user": request.user or (image.user if image else ""),
+            "working_directory": request.working_directory or (image.working_directory if image else "") or home,
+            "user": user,
             "start_argv": list(request.start_argv),
             "expects_secret_env": request.expects_secret_env,
             "can_switch_user": switchable,
@@ -351,20 +366,18 @@ class ProcessRuntime:
 
     # Its files
 
-    def _remove_others(self, known: list[str]) -> None:
+    async def _remove_others(self, known: list[str]) -> None:
         """What daemons before this one were still removing when they ended."""
         machine = self._machine
         uids = {path.name for parent in (machine.sandboxes, machine.sockets) for path in parent.iterdir()}
         for uid in uids - set(known):
-            self._remove_files(uid)
-        cgroups.remove_others(machine.cgroups, known)
+            await self._remove(uid)
+        await asyncio.to_thread(cgroups.remove_others, machine.cgroups, known)
 
-    def _remove_files(self, uid: str) -> None:
-        folder = self._machine.sandbox_folder(uid)
-        _end_recorded(folder)
+    def _remove_all_but_files(self, uid: str) -> None:
+        _end_recorded(self._machine.sandbox_folder(uid))
         cgroups.remove_group(self._machine.cgroups.paths(uid))
         shutil.rmtree(self._machine.socket_folder(uid), ignore_errors=True)
-        remove_tree(folder)
 
 
 def _limits(request: Request) -> Limits:

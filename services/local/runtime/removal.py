@@ -6,6 +6,10 @@ import os
 from pathlib import Path
 
 
+class RemovalError(Exception):
+    """Something does not go away; the message says what holds it."""
+
+
 def remove_tree(top: Path) -> None:
     """Remove a folder and all that is in it; one that is not there is no error.
 

@@ -24,6 +24,7 @@ from services.local.runtime import linux
 from services.local.runtime.harden import close_others, harden
 from services.local.runtime.identity import Identity
 from services.local.runtime.plan import RUN_MAP_TOOLS, Ids, Plan, Range
+from services.local.runtime.removal import remove_tree
 from services.local.runtime.seccomp import program
 
 PROCESSES_FILE: Final = "processes.json"
@@ -316,6 +317,53 @@ def _record(folder: int, init: Identity, agent: Identity | None) -> None:
     os.write(descriptor, text.encode())
     os.close(descriptor)
     os.rename(temporary, PROCESSES_FILE, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+# Removing
+
+
+def remove(plan: Plan) -> Generator[int, None, None]:
+    """Remove folders with files of ids that an ordinary user only has inside of a user namespace.
+
+    Raises:
+        StartError: something could not be removed.
+    """
+    ready_read, ready_write = os.pipe()
+    go_read, go_write = os.pipe()
+    with contextlib.ExitStack() as held:
+        _hold(held, ready_read)
+        _hold(held, go_write)
+        child = _fork_into(lambda: _remove_as_root(plan.remove, ready_write, go_read, go_write))
+        os.close(ready_write)
+        os.close(go_read)
+        yield ready_read
+        if os.read(ready_read, 1) != b"1":
+            raise StartError("the kernel refuses a user namespace to remove files in")
+        yield from _run_map_tools(plan.ids, child)
+        os.write(go_write, b"1")
+        yield ready_read
+        answer = os.read(ready_read, 1000)
+        if answer != b"1":
+            raise StartError(f"files could not be removed: {answer.decode(errors='replace') or 'the remover died'}")
+
+
+def _remove_as_root(paths: tuple[str, ...], answer: int, go: int, other_end: int) -> None:
+    os.close(other_end)
+    linux.unshare(linux.CLONE_NEWUSER)
+    # As an ordinary user's, /proc files of a process that is not dumpable are root's: newuidmap would refuse.
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)
+    os.write(answer, b"1")
+    if os.read(go, 1) != b"1":
+        return
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    try:
+        for path in paths:
+            remove_tree(Path(path))
+    except OSError as error:
+        os.write(answer, f"{error.filename}: {error.strerror}".encode())
+    else:
+        os.write(answer, b"1")
 
 
 # The agent

@@ -30,7 +30,7 @@ from typing import Any, Final
 from services.local.runtime import linux
 from services.local.runtime.plan import Plan
 from services.local.runtime.stage import Stage, build_stage
-from services.local.runtime.starter import DEADLINE_SECONDS, Given, Made, StartError, Tools, make
+from services.local.runtime.starter import DEADLINE_SECONDS, Given, Made, StartError, Tools, make, remove
 
 READY: Final = b"ready"
 _NAME: Final = b"orchard-agent"
@@ -119,7 +119,7 @@ def _prepare(configuration: Configuration, lifeline: int) -> Tools:
 class _Job:
     """A request at work, waiting for one descriptor."""
 
-    steps: Generator[int, None, Made]
+    steps: Generator[int, None, Made | None]
     given: Given
     answer: socket.socket
     deadline: float
@@ -182,7 +182,7 @@ class _Loop:
         counter = rest.pop(0) if header["counter"] else None
         given = Given(launcher, procs, event, counter)
         job = _Job(
-            steps=make(plan, given, self._tools),
+            steps=remove(plan) if plan.remove else make(plan, given, self._tools),
             given=given,
             answer=socket.socket(fileno=answer),
             deadline=time.monotonic() + DEADLINE_SECONDS,
@@ -196,7 +196,10 @@ class _Loop:
             job.waiting = next(job.steps)
             self._selector.register(job.waiting, selectors.EVENT_READ, job)
         except StopIteration as end:
-            made: Made = end.value
+            made: Made | None = end.value
+            if made is None:
+                self._finish(job, {"removed": True}, [])
+                return
             descriptors = [d for d in (made.init_fd, made.agent_fd) if d is not None]
             self._finish(job, _message(made), descriptors)
             for descriptor in descriptors:

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from services.common.logs import get_logger
 from services.exec_agent.launcher import LauncherMissingError, open_launcher
 from services.local.runtime import cgroups
 from services.local.runtime.identity import Identity
-from services.local.runtime.plan import Plan
+from services.local.runtime.plan import Ids, Plan
 from services.local.runtime.starter import DEADLINE_SECONDS, StartError
 from services.local.runtime.zygote import READY, Configuration
 
@@ -96,6 +97,20 @@ class Zygote:
             ZygoteDiedError: the zygote died on the way.
             ZygoteError: the zygote does not start.
         """
+        values, descriptors = await self._request(plan, group)
+        return _answer(values, descriptors)
+
+    async def remove(self, ids: Ids, folders: Sequence[str]) -> None:
+        """Remove folders as root of a namespace with these ids.
+
+        Raises:
+            StartError: something could not be removed.
+            ZygoteDiedError: the zygote died on the way.
+            ZygoteError: the zygote does not start.
+        """
+        await self._request(Plan(folder="", socket_folder="", ids=ids, remove=tuple(folders)), cgroups.NO_GROUP)
+
+    async def _request(self, plan: Plan, group: cgroups.Group) -> tuple[dict[str, Any], list[int]]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             ours.setblocking(False)
@@ -107,11 +122,11 @@ class Zygote:
             except TimeoutError:
                 raise StartError("the zygote does not answer") from None
         if not data:
-            raise ZygoteDiedError
+            raise ZygoteDiedError("the zygote died")
         values = json.loads(data)
         if "error" in values:
             raise StartError(values["error"])
-        return _answer(values, descriptors)
+        return values, descriptors
 
     async def _send(self, plan: Plan, group: cgroups.Group, answer: socket.socket) -> None:
         try:

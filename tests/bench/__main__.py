@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import orchard
 import uvloop
 
-import orchard
 from tests.bench.benchmarks import Bench
 from tests.support.platform import ROOT, PlatformProcess
 
@@ -44,7 +44,7 @@ def main() -> int:
     arguments = parser.parse_args()
     wanted = NAMES if arguments.only == "all" else tuple(arguments.only.split(","))
     if unknown := set(wanted) - set(NAMES):
-        parser.error(f"--only: no benchmark {sorted(unknown)[0]!r}; there are {', '.join(NAMES)}")
+        parser.error(f"--only: no benchmark {min(unknown)!r}; there are {', '.join(NAMES)}")
     results: dict[str, Any] = {
         "machine": {"cores": os.cpu_count(), "kernel": machine.release(), "size": arguments.size}
     }

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import orchard
+
 from tests.bench.measure import Figures, agent_pids, own_bytes, p50_p99, percentile, rss_bytes, timed
 from tests.support.platform import PlatformProcess
 

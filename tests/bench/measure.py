@@ -47,7 +47,7 @@ def own_bytes(pid: int) -> int:
 
 
 def agent_pids(platform_pid: int) -> list[int]:
-    """The agents of every sandbox: processes below the supervisor or the node that live in a pid namespace of their own."""
+    """The agents of every sandbox: processes below the supervisor that live in a pid namespace of their own."""
     from tests.support.platform import descendants
 
     ours = Path("/proc/self/ns/pid").readlink()

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from orchard import AsyncSandbox, AsyncSandboxClient, Sandbox, SandboxClient
+
 from tests.integration.client.proxy import Proxy
 from tests.support.platform import PlatformProcess, running_platform
 

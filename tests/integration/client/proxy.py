@@ -26,7 +26,7 @@ class Proxy:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._server = self._run(asyncio.start_server(self._serve, "127.0.0.1", 0))
-        self.endpoint = "127.0.0.1:%d" % self._server.sockets[0].getsockname()[1]
+        self.endpoint = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)

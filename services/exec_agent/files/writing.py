@@ -33,9 +33,14 @@ class TemporaryFile:
     def _create(self, directory_fd: int) -> None:
         try:
             self.fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=directory_fd)
+            # It gets its name through /proc, which a bare root file system may lack.
+            os.lstat(f"/proc/self/fd/{self.fd}")
         except OSError as error:
             if error.errno not in {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL}:
                 raise
+            if self.fd >= 0:
+                os.close(self.fd)
+                self.fd = -1
             name = temporary_name()
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             self.fd = os.open(name, flags, 0o600, dir_fd=directory_fd)

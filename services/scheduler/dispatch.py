@@ -11,7 +11,7 @@ from services.common.logs import get_logger
 from services.common.states import Reason, State
 from services.scheduler.records import Record
 from services.scheduler.service import Runtime
-from services.scheduler.store import LeaseStore, Name
+from services.scheduler.store import LeaseStore
 
 _log = get_logger(__name__)
 
@@ -49,21 +49,21 @@ class Dispatcher:
             # Cleared before looking: a create that arrives in between sets it again.
             self._work.clear()
             try:
-                name = await self._store.take(self._claim_ms)
+                record = await self._store.take(self._claim_ms)
                 backoff.reset()
             except UnavailableError:
                 await asyncio.sleep(backoff.next())
                 continue
-            if name is None:
+            if record is None:
                 await self._idle()
                 continue
             # Another worker may be idle and the queue long.
             self._work.set()
             self.starting += 1
             try:
-                await self._start(name)
+                await self._start(record)
             except UnavailableError as error:
-                _log.warning("a start was put off", tenant=name[0], sandbox_id=name[1], why=error.message)
+                _log.warning("a start was put off", sandbox_id=record.sandbox_id, why=error.message)
                 await asyncio.sleep(backoff.next())
             finally:
                 self.starting -= 1
@@ -75,10 +75,8 @@ class Dispatcher:
         except TimeoutError:
             return
 
-    async def _start(self, name: Name) -> None:
-        record = await self._store.get(name)
-        if record is None or record.state is not State.STARTING:
-            return
+    async def _start(self, record: Record) -> None:
+        name = (record.tenant, record.sandbox_id)
         try:
             uid = await self._runtime.create(record)
         except UnavailableError:
@@ -91,29 +89,18 @@ class Dispatcher:
         state = await self._store.started(name, record.request_id, uid)
         if state in (None, State.DELETING, State.DELETED, State.FAILED):
             # It was deleted, or its record replaced, while it was being made.
-            await self._delete(uid, record)
+            await self._runtime.delete(uid)
 
     async def run_deletes(self) -> None:
         """One of several workers: delete for ever."""
         while True:
             record = await self._deletes.get()
             try:
-                await self._delete(record.uid, record)
+                # The watcher sees it go, and its record is ended then: one writer, one order.
+                await self._runtime.delete(record.uid)
             except UnavailableError as error:
                 _log.warning("a delete was put off", sandbox_id=record.sandbox_id, why=error.message)
             except OrchardError as error:
                 _log.error("a delete failed", sandbox_id=record.sandbox_id, why=error.message)
             finally:
                 self._deleting.discard(record.uid)
-
-    async def _delete(self, uid: str, record: Record) -> None:
-        await self._runtime.delete(uid)
-        current = await self._store.get((record.tenant, record.sandbox_id))
-        if current is not None and current.request_id == record.request_id and not current.state.terminal:
-            await self._store.finish(
-                (record.tenant, record.sandbox_id),
-                record.request_id,
-                State.DELETED,
-                current.reason or Reason.REQUESTED,
-                "",
-            )

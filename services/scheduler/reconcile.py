@@ -60,8 +60,13 @@ class Reconciler:
         self._scheduler = scheduler
 
     def saw(self, seen: Observed) -> None:
-        """The watcher told of a change; the newest of each sandbox is kept until it is written."""
-        self._seen.publish(seen.uid, seen)
+        """The watcher told of a change; the newest of each sandbox is kept until it is written.
+
+        Only what changes a record: that a sandbox starts or is being removed, the scheduler knows from having asked for
+        it, and if it did not ask, what follows says so.
+        """
+        if seen.state in (State.READY, State.FAILED, State.DELETED):
+            self._seen.publish(seen.uid, seen)
 
     async def run_writes(self) -> None:
         """Write what the watcher tells, for ever."""
@@ -129,10 +134,11 @@ class Reconciler:
             await self._store.mark_rebuilt()
             _log.info("lease store was empty; records rebuilt from the runtime", sandboxes=len(living))
             self._scheduler.notify_all()
-        for seen in cache.living():
-            if seen.state is State.FAILED:
-                await self._write(seen)
         names = await self._store.living()
+        recorded = set(names)
+        for seen in cache.living():
+            if seen.state is State.FAILED or (seen.tenant, seen.sandbox_id) not in recorded:
+                await self._write(seen)
         absent: dict[str, int] = {}
         for start in range(0, len(names), _AT_ONCE):
             for record in await self._store.get_many(names[start : start + _AT_ONCE]):

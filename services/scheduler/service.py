@@ -227,11 +227,11 @@ class Scheduler:
     async def delete(self, tenant: str, sandbox_id: str, uid: str) -> Record:
         """Begin to remove a sandbox."""
         name = (tenant, sandbox_id)
-        await self._recall(name)
-        outcome = await self._store.delete(name, uid, Reason.REQUESTED)
-        if outcome == "missing":
+        outcome, record = await self._store.delete(name, uid, Reason.REQUESTED)
+        if record is None and await self._recall(name):
+            outcome, record = await self._store.delete(name, uid, Reason.REQUESTED)
+        if record is None:
             raise not_found(sandbox_id)
-        record = await self.get(tenant, sandbox_id)
         if outcome == "other_uid":
             raise FailedPreconditionError(
                 f"sandbox {sandbox_id!r} is another incarnation now", reason="UID_MISMATCH", sandbox_id=sandbox_id

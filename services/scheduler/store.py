@@ -83,14 +83,14 @@ class LeaseStore:
         )
         return outcome.decode(), sandbox_id.decode(), int(now)
 
-    async def take(self, claim_ms: int) -> Name | None:
+    async def take(self, claim_ms: int) -> Record | None:
         """Claim the next create to start; None when there is none."""
         while True:
             taken = await self._run("take", claim_ms)
             if not taken:
                 return None
             if taken[1]:
-                return taken[0].decode(), taken[1].decode()
+                return _record(taken[2])
 
     async def started(self, name: Name, request_id: str, uid: str) -> State | None:
         """Note the incarnation that the runtime made; returns the record's state, None if it is not that create's."""
@@ -151,9 +151,10 @@ class LeaseStore:
         flat = [part for pair in fields.items() for part in pair]
         return bool(await self._run("rebuild", seen.tenant, seen.sandbox_id, seen.request_id, seen.spec_hash, *flat))
 
-    async def delete(self, name: Name, uid: str, reason: Reason) -> str:
-        """Mark a sandbox DELETING; returns missing, ended, other_uid or deleting."""
-        return str((await self._run("delete", *name, uid, int(reason))).decode())
+    async def delete(self, name: Name, uid: str, reason: Reason) -> tuple[str, Record | None]:
+        """Mark a sandbox DELETING; returns missing, ended, other_uid or deleting, and the record."""
+        outcome, *flat = await self._run("delete", *name, uid, int(reason))
+        return outcome.decode(), _record(flat[0]) if flat else None
 
     async def expire(self, limit: int) -> list[Name]:
         """Claim leases that ran out and mark their sandboxes DELETING."""
@@ -253,6 +254,10 @@ class LeaseStore:
                     connected()
                 elif message["type"] == "message":
                     yield _name(message["data"])
+
+
+def _record(flat: Sequence[bytes]) -> Record:
+    return Record.from_hash(dict(zip(flat[::2], flat[1::2], strict=True)))
 
 
 def _record_key(tenant: str, sandbox_id: str) -> str:

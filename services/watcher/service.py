@@ -153,6 +153,10 @@ class Watcher:
                 )
                 self._probes[new.uid] = task
                 task.add_done_callback(lambda done: self._probed(new.uid, done))
+            if known is not None and known.state is State.STARTING:
+                # That its processes run is for the probe alone to know.
+                self._sandboxes[new.uid] = new
+                return
         self._put(new)
 
     def _probed(self, uid: str, task: asyncio.Task[None]) -> None:

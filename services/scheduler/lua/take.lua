@@ -1,5 +1,5 @@
 -- ARGV: claim_ms. Takes the next create: one whose claim ran out, else the first of the tenant whose turn it is.
--- Returns {tenant, id}, or {}.
+-- Returns {tenant, id, the record as field, value, ...}, or {} when nothing waits; an empty id means: take again.
 local now = now_ms()
 local tenant, id
 local stale = redis.call('ZRANGEBYSCORE', CLAIMED, '-inf', text(now), 'LIMIT', 0, 1)
@@ -24,4 +24,4 @@ if state == QUEUED then
   redis.call('HSET', key, 'state', STARTING)
   changed(tenant, id)
 end
-return {tenant, id}
+return {tenant, id, redis.call('HGETALL', key)}

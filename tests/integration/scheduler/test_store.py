@@ -42,9 +42,18 @@ def seen(record: Record, state: State, revision: int, **more) -> Observed:
     )
 
 
+async def take(store: LeaseStore, claim_ms: int = 30_000) -> tuple[str, str] | None:
+    record = await store.take(claim_ms)
+    return (record.tenant, record.sandbox_id) if record else None
+
+
+async def delete(store: LeaseStore, name: tuple[str, str], uid: str, reason: Reason) -> str:
+    return (await store.delete(name, uid, reason))[0]
+
+
 async def started(store: LeaseStore, record: Record) -> None:
     await create(store, record)
-    assert await store.take(30_000) == (record.tenant, record.sandbox_id)
+    assert await take(store, 30_000) == (record.tenant, record.sandbox_id)
     assert await store.started((record.tenant, record.sandbox_id), record.request_id, "u1") is State.STARTING
 
 
@@ -79,7 +88,7 @@ class TestCreate:
 
     async def test_an_id_is_free_again_after_its_end(self, store: LeaseStore) -> None:
         await create(store, wanted("a"))
-        assert await store.delete(("t", "a"), "", Reason.REQUESTED) == "ended"
+        assert await delete(store, ("t", "a"), "", Reason.REQUESTED) == "ended"
         assert await create(store, wanted("a", request_id="second")) == ("created", "a")
         assert (await state_of(store, wanted("a")))[0] is State.QUEUED
 
@@ -98,34 +107,34 @@ class TestQueue:
     async def test_priority_then_arrival(self, store: LeaseStore) -> None:
         for name, priority in (("a", 0), ("b", 5), ("c", 0), ("d", -1000), ("e", 1000)):
             await create(store, wanted(name), replace(DAY, priority=priority))
-        taken = [await store.take(30_000) for _ in range(6)]
+        taken = [await take(store, 30_000) for _ in range(6)]
         assert taken == [("t", "e"), ("t", "b"), ("t", "a"), ("t", "c"), ("t", "d"), None]
 
     async def test_tenants_take_turns(self, store: LeaseStore) -> None:
         for number in range(4):
             await create(store, wanted(f"a{number}", tenant="big"))
         await create(store, wanted("b0", tenant="small"))
-        taken = [await store.take(30_000) for _ in range(5)]
+        taken = [await take(store, 30_000) for _ in range(5)]
         assert [name and name[0] for name in taken] == ["big", "small", "big", "big", "big"]
 
     async def test_each_create_is_taken_once(self, store: LeaseStore) -> None:
         for number in range(30):
             await create(store, wanted(f"a{number}"))
-        taken = await asyncio.gather(*(store.take(30_000) for _ in range(60)))
+        taken = await asyncio.gather(*(take(store, 30_000) for _ in range(60)))
         assert len([name for name in taken if name]) == 30 == len({name for name in taken if name})
 
     async def test_a_claim_that_ran_out_is_taken_again(self, store: LeaseStore) -> None:
         await create(store, wanted("a"))
-        assert await store.take(1) == ("t", "a")
+        assert await take(store, 1) == ("t", "a")
         await asyncio.sleep(0.01)  # the store's own clock passes the claim
-        assert await store.take(30_000) == ("t", "a")
-        assert await store.take(30_000) is None
+        assert await take(store, 30_000) == ("t", "a")
+        assert await take(store, 30_000) is None
 
     async def test_one_deleted_in_the_queue_is_never_taken(self, store: LeaseStore) -> None:
         await create(store, wanted("a"))
-        assert await store.delete(("t", "a"), "", Reason.REQUESTED) == "ended"
+        assert await delete(store, ("t", "a"), "", Reason.REQUESTED) == "ended"
         assert await state_of(store, wanted("a")) == (State.DELETED, Reason.REQUESTED)
-        assert await store.take(30_000) is None
+        assert await take(store, 30_000) is None
         assert await store.queue_lengths() == {}
 
 
@@ -137,7 +146,7 @@ class TestObserve:
         found = await store.get(("t", "a"))
         assert found is not None
         assert (found.state, found.ready_ms, found.uid) == (State.READY, 77, "u1")
-        assert await store.delete(("t", "a"), "u1", Reason.REQUESTED) == "deleting"
+        assert await delete(store, ("t", "a"), "u1", Reason.REQUESTED) == "deleting"
         assert await store.observe(seen(record, State.DELETED, 6)) == "applied"
         assert await state_of(store, record) == (State.DELETED, Reason.REQUESTED)
 
@@ -159,7 +168,7 @@ class TestObserve:
     async def test_ready_does_not_revive_what_is_being_deleted(self, store: LeaseStore) -> None:
         record = wanted("a")
         await started(store, record)
-        await store.delete(("t", "a"), "", Reason.REQUESTED)
+        await delete(store, ("t", "a"), "", Reason.REQUESTED)
         await store.observe(seen(record, State.READY, 5))
         assert (await state_of(store, record))[0] is State.DELETING
 
@@ -184,7 +193,7 @@ class TestLeases:
     async def test_a_lease_that_ran_out_is_claimed_once_and_says_expired(self, store: LeaseStore) -> None:
         record = wanted("a")
         await create(store, record, Terms(ttl_ms=1))
-        await store.take(30_000)
+        await take(store, 30_000)
         await store.started(("t", "a"), record.request_id, "u1")
         await asyncio.sleep(0.01)
         assert await store.expire(100) == [("t", "a")]
@@ -200,7 +209,7 @@ class TestLeases:
             **{"last_heartbeat_ms": {"heartbeat_timeout_ms": 300}, "last_active_ms": {"idle_timeout_ms": 300}}[field],
         )
         await create(store, wanted("a"), terms)
-        await store.take(30_000)
+        await take(store, 30_000)
         for _ in range(4):
             await asyncio.sleep(0.1)
             assert await store.renew(field, [("t", "a", "")]) == []
@@ -213,7 +222,7 @@ class TestLeases:
         for number in range(40):
             name = f"a{number}"
             await create(store, wanted(name), Terms(ttl_ms=86_400_000, heartbeat_timeout_ms=2))
-            await store.take(30_000)
+            await take(store, 30_000)
             doomed, missing = await asyncio.gather(
                 store.expire(100), store.renew("last_heartbeat_ms", [("t", name, "")])
             )
@@ -229,12 +238,12 @@ class TestLeases:
 
     async def test_a_longer_life(self, store: LeaseStore) -> None:
         await create(store, wanted("a"), Terms(ttl_ms=1))
-        await store.take(30_000)
+        await take(store, 30_000)
         assert await store.update(("t", "a"), 4_000_000_000_000) == "updated"
         await asyncio.sleep(0.01)
         assert await store.expire(100) == []
         assert await store.update(("t", "none"), 1) == "missing"
-        await store.delete(("t", "a"), "", Reason.REQUESTED)
+        await delete(store, ("t", "a"), "", Reason.REQUESTED)
         assert await store.update(("t", "a"), 4_000_000_000_000) == "ended"
 
 
@@ -317,7 +326,7 @@ class TestRest:
 
     async def test_old_ends_are_forgotten(self, store: LeaseStore, valkey_url: str) -> None:
         await create(store, wanted("a"))
-        await store.delete(("t", "a"), "", Reason.REQUESTED)
+        await delete(store, ("t", "a"), "", Reason.REQUESTED)
         assert await store.sweep(100) == 0
         async with redis.Redis.from_url(valkey_url) as client:
             await client.zadd("orchard:ended", {"t/a": 1})

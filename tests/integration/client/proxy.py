@@ -9,6 +9,16 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 
+def has_answer(data: bytes) -> bool:
+    """Whether an HTTP/2 frame of a call begins in these bytes, which begin with a frame (no ping)."""
+    at = 0
+    while at + 9 <= len(data):
+        if data[at + 3] in (0x0, 0x1):
+            return True
+        at += 9 + int.from_bytes(data[at : at + 3])
+    return False
+
+
 class Proxy:
     """Runs on a thread of its own; every method may be called from anywhere."""
 
@@ -87,8 +97,7 @@ class Proxy:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: bool) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
-                # Settings, acknowledgements and pings are short; what carries a trailer or a message is not.
-                if answers and self._drop_answer and len(data) > 60:
+                if answers and self._drop_answer and has_answer(data):
                     self._drop_answer = False
                     self._cut()
                     break

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
+from orchard._client.runtime import leak
+
 T = TypeVar("T")
 _log: Final = logging.getLogger("orchard")
 
@@ -44,6 +46,7 @@ class Background:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
 
-    def forget(self) -> None:
-        """Drop tasks of an event loop that is gone."""
-        self._tasks.clear()
+    def after_fork(self) -> None:
+        """In a forked child: the tasks are the parent's."""
+        leak(self._tasks)
+        self._tasks = set()

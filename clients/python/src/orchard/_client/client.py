@@ -26,7 +26,7 @@ from orchard._client.profile import load_profile
 from orchard._client.sandbox import AsyncSandbox
 from orchard._client.session import Session
 from orchard._client.types import SandboxInfo, SandboxState, Usage, Version
-from orchard._client.units import Seconds, seconds_of
+from orchard._client.units import Seconds, duration_seconds, seconds_of
 from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
 
 S = TypeVar("S", bound=AsyncSandbox)
@@ -157,7 +157,8 @@ class AsyncSandboxClient:
             try:
                 sandbox = AsyncSandbox(self._session, await asyncio.shield(accepted))
                 if keep_alive:
-                    self.keep_alive(sandbox)
+                    timeout = duration_seconds(request.spec.heartbeat_timeout)
+                    self._session.heartbeats.add(sandbox.sandbox_id, timeout)
                 if wait:
                     await self._ready(sandbox, request, seconds)
             except BaseException as error:
@@ -169,11 +170,15 @@ class AsyncSandboxClient:
         return sandbox
 
     async def _submit(self, request: sandbox_service_pb2.CreateSandboxRequest) -> SandboxInfo:
-        self._session.track(request.sandbox_id)
+        # The id may be taken by an earlier sandbox of this client, which stays tracked as it is.
+        is_new = request.sandbox_id not in self._session.tracked
+        if is_new:
+            self._session.track(request.sandbox_id)
         try:
             response = await self._session.transport.unary(lambda c: c.sandbox.CreateSandbox, request)
         except _REFUSED:
-            self._session.untrack(request.sandbox_id)
+            if is_new:
+                self._session.untrack(request.sandbox_id)
             raise
         info = sandbox_info(response.sandbox)
         self._session.track(info.sandbox_id, info.uid)

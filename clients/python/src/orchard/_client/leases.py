@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from orchard._client import errors
+from orchard._client.runtime import leak
 from orchard._client.transport import Transport
 from orchard.sandbox.v1 import sandbox_service_pb2
 
@@ -41,6 +42,11 @@ class Heartbeats:
         task, self._task = self._task, None
         if task is not None and not task.get_loop().is_closed():
             task.cancel()
+
+    def after_fork(self) -> None:
+        """In a forked child: heartbeats are the parent's."""
+        leak(self._task)
+        self._timeouts, self._task = {}, None
 
     async def _run(self) -> None:
         while self._timeouts:

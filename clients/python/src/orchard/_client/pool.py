@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from orchard._client.errors import ClientClosed, ConfigurationError, OrchardError
 from orchard._client.profile import Profile
-from orchard._client.runtime import grpc_module, quiet_fork_handlers
+from orchard._client.runtime import grpc_module, leak
 from orchard.admin.v1 import (
     image_service_pb2_grpc,
     key_service_pb2_grpc,
@@ -63,15 +62,14 @@ class Connection:
 def _connect(profile: Profile) -> Connection:
     grpc = grpc_module()
     options = [*_OPTIONS, *((("grpc.enable_http_proxy", 0),) if profile.is_local else ())]
-    with quiet_fork_handlers():
-        if profile.endpoint.startswith("https://"):
-            try:
-                roots = Path(profile.ca_file).read_bytes() if profile.ca_file else None
-            except OSError as error:
-                raise ConfigurationError(f"cannot read the CA file {profile.ca_file}: {error.strerror}") from None
-            channel = grpc.aio.secure_channel(profile.target, grpc.ssl_channel_credentials(roots), options=options)
-        else:
-            channel = grpc.aio.insecure_channel(profile.target, options=options)
+    if profile.endpoint.startswith("https://"):
+        try:
+            roots = Path(profile.ca_file).read_bytes() if profile.ca_file else None
+        except OSError as error:
+            raise ConfigurationError(f"cannot read the CA file {profile.ca_file}: {error.strerror}") from None
+        channel = grpc.aio.secure_channel(profile.target, grpc.ssl_channel_credentials(roots), options=options)
+    else:
+        channel = grpc.aio.insecure_channel(profile.target, options=options)
     # The stub classes are the async ones when given an async channel; the generated types say so in an overload.
     any_channel = cast("Any", channel)
     return Connection(
@@ -124,9 +122,7 @@ class Pool:
 
     def _adopt(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._pid != os.getpid():
-            # Even destroying inherited channels may hang, since their core's threads did not come along: leak them.
-            for connection in self._connections:
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+            leak(self._connections)
             self._connections, self._loop, self._pid = [], None, os.getpid()
         if self._loop is loop:
             return

@@ -10,6 +10,8 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from typing import Any, Final, TypeVar, cast
 
+from orchard._client.runtime import leak
+
 T = TypeVar("T")
 
 _CLEANUP_SECONDS: Final = 20.0
@@ -29,7 +31,9 @@ class Portal:
 
     def _running(self) -> asyncio.AbstractEventLoop:
         if self._pid != os.getpid():
-            # The thread did not come along into the child; the lock may have been held by it.
+            # The thread did not come along into the child; the lock may have been held by it. The loop is leaked, since
+            # destroying its calls would run gRPC's inherited core.
+            leak(self._loop)
             self._start_lock, self._loop, self._thread, self._pid = threading.Lock(), None, None, os.getpid()
         with self._start_lock:
             if self._loop is None:

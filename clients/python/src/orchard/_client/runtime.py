@@ -1,15 +1,17 @@
 """gRPC for this process, also after a fork.
 
-A forked child inherits gRPC's core without its threads: any call through it hangs or aborts (measured, with and without
-GRPC_ENABLE_FORK_SUPPORT, as soon as an asyncio channel was open in the parent). Closing everything before a fork
-would break the parent's running commands and could not help with channels of other libraries. So a child leaves the
-inherited core alone and loads a second copy of it, from a copy of its extension module, since the dynamic loader
-knows a library by its file. That takes about 0.1 s and 10 MB, once, in children that use the SDK; the parent notices
-nothing.
+A forked child inherits gRPC's core without most of its threads: calls through it hang or abort. gRPC's own fork
+support makes it worse as soon as an asyncio channel is open: it skips its preparation, yet revives some threads in
+the child, which then read from the sockets of the parent (measured with 1.85). Closing everything before a fork would
+break the parent's running commands. So the core that the SDK uses is loaded without fork support, and a child leaves
+the inherited one alone and loads a second copy, from a copy of its extension module, since the dynamic loader knows a
+library by its file. That takes about 0.1 s and 16 MB, once, in children that use the SDK; the parent notices nothing.
+Where another library has loaded gRPC with fork support before, the SDK takes a copy from the start.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.machinery
 import importlib.util
@@ -18,33 +20,29 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
-
-import grpc
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any, Final
 
 _CORE: Final = "grpc._cython.cygrpc"
 _FORK_SWITCH: Final = "GRPC_ENABLE_FORK_SUPPORT"
+_OFF: Final = ("0", "false", "no")
 
 
 class ProcessGrpc:
-    """Holds the grpc package whose core belongs to this process. One per process, as the core itself."""
+    """Holds the grpc package whose core belongs to the SDK in this process. One per process, as cores are."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._module: ModuleType | None = grpc
+        self._module: ModuleType | None = _load()
 
     def get(self) -> Any:
         """The package; the first call in a forked child loads it."""
         with self._lock:
             if self._module is None:
-                self._module = _fresh_copy()
+                self._module = _copy()
             return self._module
 
     def after_fork(self) -> None:
@@ -53,14 +51,12 @@ class ProcessGrpc:
         self._module = None
 
 
-_PROCESS: Final = ProcessGrpc()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_PROCESS.after_fork)
-
-
-def grpc_module() -> Any:
-    """The grpc package to use in this process."""
-    return _PROCESS.get()
+def _load() -> ModuleType:
+    if "grpc" in sys.modules and os.environ.get(_FORK_SWITCH, "").lower() not in _OFF:
+        return _copy()
+    with _without_fork_support():
+        importlib.import_module("grpc.aio")
+    return sys.modules["grpc"]
 
 
 class _CoreFinder:
@@ -83,35 +79,52 @@ def _is_grpc(name: str) -> bool:
     return name == "grpc" or name.startswith("grpc.")
 
 
-def _fresh_copy() -> ModuleType:
+def _copy() -> ModuleType:
     inherited = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_grpc(name)}
     with tempfile.TemporaryDirectory(prefix="orchard-grpc-") as folder:
-        copy = Path(folder) / "cygrpc.so"
-        shutil.copyfile(str(inherited[_CORE].__file__), copy)
-        finder = _CoreFinder(str(copy))
+        library = Path(folder) / "cygrpc.so"
+        shutil.copyfile(str(inherited[_CORE].__file__), library)
+        finder = _CoreFinder(str(library))
         sys.meta_path.insert(0, finder)
         try:
-            fresh = importlib.import_module("grpc")
-            importlib.import_module("grpc.aio")
+            with _without_fork_support():
+                importlib.import_module("grpc.aio")
+            copied = sys.modules["grpc"]
         finally:
             sys.meta_path.remove(finder)
             # Whoever else imported grpc keeps what it had; only the SDK uses the copy.
             for name in [name for name in sys.modules if _is_grpc(name)]:
                 del sys.modules[name]
             sys.modules.update(inherited)
-    return fresh
+    return copied
 
 
 @contextmanager
-def quiet_fork_handlers() -> Iterator[None]:
-    """While the core starts, keep it from registering fork handlers of its own: they do nothing here but write a line
-    at every fork.
+def _without_fork_support() -> Iterator[None]:
+    """While a core is loaded: it reads the switch then. The variable is put back, since programs started later may
+    want it.
     """
-    if _FORK_SWITCH in os.environ:
-        yield
-        return
+    before = os.environ.get(_FORK_SWITCH)
     os.environ[_FORK_SWITCH] = "0"
     try:
         yield
     finally:
-        os.environ.pop(_FORK_SWITCH, None)
+        if before is None:
+            os.environ.pop(_FORK_SWITCH, None)
+        else:
+            os.environ[_FORK_SWITCH] = before
+
+
+def leak(inherited: object) -> None:
+    """In a forked child: never destroy this, since that would run code of the inherited core (or hang in it)."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
+
+
+_PROCESS: Final = ProcessGrpc()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_PROCESS.after_fork)
+
+
+def grpc_module() -> Any:
+    """The grpc package to use in this process."""
+    return _PROCESS.get()

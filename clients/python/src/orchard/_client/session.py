@@ -53,8 +53,8 @@ class Session:
     def after_fork(self) -> None:
         """In a forked child: the parent's sandboxes and background work stay the parent's."""
         self.tracked = {}
-        self.background.forget()
-        self.heartbeats.forget()
+        self.background.after_fork()
+        self.heartbeats.after_fork()
 
     async def delete(self, sandbox_id: str, uid: str = "", *, retry: Retry | None = None) -> None:
         """Delete a sandbox; one that has ended, or is not there, is no error. It stays tracked until that has

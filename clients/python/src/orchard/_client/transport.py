@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from orchard._client.errors import OrchardError, Unavailable
+from orchard._client.errors import Unavailable
 from orchard._client.pool import Connection, Pool
 from orchard._client.profile import Profile
 from orchard._client.runtime import grpc_module
@@ -134,8 +134,8 @@ class Transport:
         typed = error_of(failure, sandbox_id=sandbox_id, attempts=retry.attempts)
         if not self._reached and failure.code == "UNAVAILABLE":
             raise Unavailable(
-                f"cannot reach Orchard at {self.profile.endpoint} ({_cause(failure.message)}); start it with `orchard up`, or "
-                f"check ORCHARD_ENDPOINT",
+                f"cannot reach Orchard at {self.profile.endpoint} ({_cause(failure.message)}); start it with "
+                f"`orchard up`, or check ORCHARD_ENDPOINT",
                 reason="UNREACHABLE",
                 attempts=retry.attempts,
             ) from None
@@ -257,7 +257,7 @@ class _Source:
         try:
             async for request in self._requests:
                 yield request
-        except (OSError, OrchardError, ValueError) as error:
+        except Exception as error:
             self.error = error
             raise
 

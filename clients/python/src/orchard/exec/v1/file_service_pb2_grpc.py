@@ -28,9 +28,11 @@ if _version_not_supported:
 class FileServiceStub:
     """FileService moves files in and out of a sandbox. The agent serves it; the gateway passes it through by sandbox_id, field 1 of
     every request (of a stream, of its first message). Paths are absolute, or relative to the sandbox's working directory;
-    1 to 4,096 bytes, no NUL. Errors of every call: INVALID_ARGUMENT (field named), NOT_FOUND (FILE_NOT_FOUND), FAILED_PRECONDITION
-    (IS_A_DIRECTORY, NOT_A_DIRECTORY, DIRECTORY_NOT_EMPTY, SANDBOX_LOST), PERMISSION_DENIED (FILE_PERMISSION_DENIED), ALREADY_EXISTS
-    (FILE_EXISTS), RESOURCE_EXHAUSTED (NO_SPACE), UNAVAILABLE (retry).
+    1 to 4,096 bytes, no NUL. Errors of every call: INVALID_ARGUMENT (field named; PATH_INVALID), NOT_FOUND (FILE_NOT_FOUND),
+    FAILED_PRECONDITION (IS_A_DIRECTORY, NOT_A_DIRECTORY, NOT_A_REGULAR_FILE, DIRECTORY_NOT_EMPTY, READ_ONLY_FILE_SYSTEM, LINK_LOOP,
+    FILE_BUSY, TOO_MANY_LINKS, NOT_SUPPORTED_HERE, SANDBOX_LOST), PERMISSION_DENIED (FILE_PERMISSION_DENIED), ALREADY_EXISTS (FILE_EXISTS),
+    RESOURCE_EXHAUSTED (NO_SPACE, FILE_TOO_LARGE, AGENT_BUSY), UNAVAILABLE (retry; CHANGED_MEANWHILE: somebody else changed the file
+    at the same time), INTERNAL (FILE_IO_ERROR).
     """
 
     def __init__(self, channel):
@@ -94,9 +96,11 @@ class FileServiceStub:
 class FileServiceServicer:
     """FileService moves files in and out of a sandbox. The agent serves it; the gateway passes it through by sandbox_id, field 1 of
     every request (of a stream, of its first message). Paths are absolute, or relative to the sandbox's working directory;
-    1 to 4,096 bytes, no NUL. Errors of every call: INVALID_ARGUMENT (field named), NOT_FOUND (FILE_NOT_FOUND), FAILED_PRECONDITION
-    (IS_A_DIRECTORY, NOT_A_DIRECTORY, DIRECTORY_NOT_EMPTY, SANDBOX_LOST), PERMISSION_DENIED (FILE_PERMISSION_DENIED), ALREADY_EXISTS
-    (FILE_EXISTS), RESOURCE_EXHAUSTED (NO_SPACE), UNAVAILABLE (retry).
+    1 to 4,096 bytes, no NUL. Errors of every call: INVALID_ARGUMENT (field named; PATH_INVALID), NOT_FOUND (FILE_NOT_FOUND),
+    FAILED_PRECONDITION (IS_A_DIRECTORY, NOT_A_DIRECTORY, NOT_A_REGULAR_FILE, DIRECTORY_NOT_EMPTY, READ_ONLY_FILE_SYSTEM, LINK_LOOP,
+    FILE_BUSY, TOO_MANY_LINKS, NOT_SUPPORTED_HERE, SANDBOX_LOST), PERMISSION_DENIED (FILE_PERMISSION_DENIED), ALREADY_EXISTS (FILE_EXISTS),
+    RESOURCE_EXHAUSTED (NO_SPACE, FILE_TOO_LARGE, AGENT_BUSY), UNAVAILABLE (retry; CHANGED_MEANWHILE: somebody else changed the file
+    at the same time), INTERNAL (FILE_IO_ERROR).
     """
 
     def WriteFile(self, request_iterator, context):
@@ -151,7 +155,8 @@ class FileServiceServicer:
 
     def UploadArchive(self, request_iterator, context):
         """UploadArchive unpacks a tar stream below a directory: contents merge. An entry that would leave the directory is
-        refused before it is written, and the call fails with INVALID_ARGUMENT (ARCHIVE_ENTRY_ESCAPES).
+        refused before it is written, and the call fails with INVALID_ARGUMENT (ARCHIVE_ENTRY_ESCAPES; also ARCHIVE_MALFORMED and
+        ARCHIVE_TRUNCATED). Files completed before an error stay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -166,7 +171,8 @@ class FileServiceServicer:
 
     def ApplyPatch(self, request_iterator, context):
         """ApplyPatch applies a unified or git diff: all of it or, by default, nothing. A patch that does not fit is an answer, not an
-        error: applied is false and each hunk says why. INVALID_ARGUMENT (PATCH_MALFORMED) is for what is no patch at all.
+        error: applied is false and each hunk says why. INVALID_ARGUMENT (PATCH_MALFORMED, PATCH_PATH_ESCAPES) is for what
+        is no patch at all or leaves the directory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -236,9 +242,11 @@ def add_FileServiceServicer_to_server(servicer, server):
 class FileService:
     """FileService moves files in and out of a sandbox. The agent serves it; the gateway passes it through by sandbox_id, field 1 of
     every request (of a stream, of its first message). Paths are absolute, or relative to the sandbox's working directory;
-    1 to 4,096 bytes, no NUL. Errors of every call: INVALID_ARGUMENT (field named), NOT_FOUND (FILE_NOT_FOUND), FAILED_PRECONDITION
-    (IS_A_DIRECTORY, NOT_A_DIRECTORY, DIRECTORY_NOT_EMPTY, SANDBOX_LOST), PERMISSION_DENIED (FILE_PERMISSION_DENIED), ALREADY_EXISTS
-    (FILE_EXISTS), RESOURCE_EXHAUSTED (NO_SPACE), UNAVAILABLE (retry).
+    1 to 4,096 bytes, no NUL. Errors of every call: INVALID_ARGUMENT (field named; PATH_INVALID), NOT_FOUND (FILE_NOT_FOUND),
+    FAILED_PRECONDITION (IS_A_DIRECTORY, NOT_A_DIRECTORY, NOT_A_REGULAR_FILE, DIRECTORY_NOT_EMPTY, READ_ONLY_FILE_SYSTEM, LINK_LOOP,
+    FILE_BUSY, TOO_MANY_LINKS, NOT_SUPPORTED_HERE, SANDBOX_LOST), PERMISSION_DENIED (FILE_PERMISSION_DENIED), ALREADY_EXISTS (FILE_EXISTS),
+    RESOURCE_EXHAUSTED (NO_SPACE, FILE_TOO_LARGE, AGENT_BUSY), UNAVAILABLE (retry; CHANGED_MEANWHILE: somebody else changed the file
+    at the same time), INTERNAL (FILE_IO_ERROR).
     """
 
     @staticmethod

@@ -29,9 +29,11 @@ GRPC_VERSION: str
 class FileServiceStub:
     """FileService moves files in and out of a sandbox. The agent serves it; the gateway passes it through by sandbox_id, field 1 of
     every request (of a stream, of its first message). Paths are absolute, or relative to the sandbox's working directory;
-    1 to 4,096 bytes, no NUL. Errors of every call: INVALID_ARGUMENT (field named), NOT_FOUND (FILE_NOT_FOUND), FAILED_PRECONDITION
-    (IS_A_DIRECTORY, NOT_A_DIRECTORY, DIRECTORY_NOT_EMPTY, SANDBOX_LOST), PERMISSION_DENIED (FILE_PERMISSION_DENIED), ALREADY_EXISTS
-    (FILE_EXISTS), RESOURCE_EXHAUSTED (NO_SPACE), UNAVAILABLE (retry).
+    1 to 4,096 bytes, no NUL. Errors of every call: INVALID_ARGUMENT (field named; PATH_INVALID), NOT_FOUND (FILE_NOT_FOUND),
+    FAILED_PRECONDITION (IS_A_DIRECTORY, NOT_A_DIRECTORY, NOT_A_REGULAR_FILE, DIRECTORY_NOT_EMPTY, READ_ONLY_FILE_SYSTEM, LINK_LOOP,
+    FILE_BUSY, TOO_MANY_LINKS, NOT_SUPPORTED_HERE, SANDBOX_LOST), PERMISSION_DENIED (FILE_PERMISSION_DENIED), ALREADY_EXISTS (FILE_EXISTS),
+    RESOURCE_EXHAUSTED (NO_SPACE, FILE_TOO_LARGE, AGENT_BUSY), UNAVAILABLE (retry; CHANGED_MEANWHILE: somebody else changed the file
+    at the same time), INTERNAL (FILE_IO_ERROR).
     """
 
     @_typing.overload
@@ -56,22 +58,26 @@ class FileServiceStub:
     """Remove deletes a file, or with recursive a directory and all below it. Links are removed, never followed."""
     UploadArchive: _grpc.StreamUnaryMultiCallable[_file_service_pb2.UploadArchiveRequest, _file_service_pb2.UploadArchiveResponse]
     """UploadArchive unpacks a tar stream below a directory: contents merge. An entry that would leave the directory is
-    refused before it is written, and the call fails with INVALID_ARGUMENT (ARCHIVE_ENTRY_ESCAPES).
+    refused before it is written, and the call fails with INVALID_ARGUMENT (ARCHIVE_ENTRY_ESCAPES; also ARCHIVE_MALFORMED and
+    ARCHIVE_TRUNCATED). Files completed before an error stay.
     """
     DownloadArchive: _grpc.UnaryStreamMultiCallable[_file_service_pb2.DownloadArchiveRequest, _file_service_pb2.DownloadArchiveResponse]
     """DownloadArchive streams a file or directory as a tar (pax) archive."""
     ApplyPatch: _grpc.StreamUnaryMultiCallable[_file_service_pb2.ApplyPatchRequest, _file_service_pb2.ApplyPatchResponse]
     """ApplyPatch applies a unified or git diff: all of it or, by default, nothing. A patch that does not fit is an answer, not an
-    error: applied is false and each hunk says why. INVALID_ARGUMENT (PATCH_MALFORMED) is for what is no patch at all.
+    error: applied is false and each hunk says why. INVALID_ARGUMENT (PATCH_MALFORMED, PATCH_PATH_ESCAPES) is for what
+    is no patch at all or leaves the directory.
     """
 
 @_typing.type_check_only
 class FileServiceAsyncStub(FileServiceStub):
     """FileService moves files in and out of a sandbox. The agent serves it; the gateway passes it through by sandbox_id, field 1 of
     every request (of a stream, of its first message). Paths are absolute, or relative to the sandbox's working directory;
-    1 to 4,096 bytes, no NUL. Errors of every call: INVALID_ARGUMENT (field named), NOT_FOUND (FILE_NOT_FOUND), FAILED_PRECONDITION
-    (IS_A_DIRECTORY, NOT_A_DIRECTORY, DIRECTORY_NOT_EMPTY, SANDBOX_LOST), PERMISSION_DENIED (FILE_PERMISSION_DENIED), ALREADY_EXISTS
-    (FILE_EXISTS), RESOURCE_EXHAUSTED (NO_SPACE), UNAVAILABLE (retry).
+    1 to 4,096 bytes, no NUL. Errors of every call: INVALID_ARGUMENT (field named; PATH_INVALID), NOT_FOUND (FILE_NOT_FOUND),
+    FAILED_PRECONDITION (IS_A_DIRECTORY, NOT_A_DIRECTORY, NOT_A_REGULAR_FILE, DIRECTORY_NOT_EMPTY, READ_ONLY_FILE_SYSTEM, LINK_LOOP,
+    FILE_BUSY, TOO_MANY_LINKS, NOT_SUPPORTED_HERE, SANDBOX_LOST), PERMISSION_DENIED (FILE_PERMISSION_DENIED), ALREADY_EXISTS (FILE_EXISTS),
+    RESOURCE_EXHAUSTED (NO_SPACE, FILE_TOO_LARGE, AGENT_BUSY), UNAVAILABLE (retry; CHANGED_MEANWHILE: somebody else changed the file
+    at the same time), INTERNAL (FILE_IO_ERROR).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -93,21 +99,25 @@ class FileServiceAsyncStub(FileServiceStub):
     """Remove deletes a file, or with recursive a directory and all below it. Links are removed, never followed."""
     UploadArchive: _aio.StreamUnaryMultiCallable[_file_service_pb2.UploadArchiveRequest, _file_service_pb2.UploadArchiveResponse]  # type: ignore[assignment]
     """UploadArchive unpacks a tar stream below a directory: contents merge. An entry that would leave the directory is
-    refused before it is written, and the call fails with INVALID_ARGUMENT (ARCHIVE_ENTRY_ESCAPES).
+    refused before it is written, and the call fails with INVALID_ARGUMENT (ARCHIVE_ENTRY_ESCAPES; also ARCHIVE_MALFORMED and
+    ARCHIVE_TRUNCATED). Files completed before an error stay.
     """
     DownloadArchive: _aio.UnaryStreamMultiCallable[_file_service_pb2.DownloadArchiveRequest, _file_service_pb2.DownloadArchiveResponse]  # type: ignore[assignment]
     """DownloadArchive streams a file or directory as a tar (pax) archive."""
     ApplyPatch: _aio.StreamUnaryMultiCallable[_file_service_pb2.ApplyPatchRequest, _file_service_pb2.ApplyPatchResponse]  # type: ignore[assignment]
     """ApplyPatch applies a unified or git diff: all of it or, by default, nothing. A patch that does not fit is an answer, not an
-    error: applied is false and each hunk says why. INVALID_ARGUMENT (PATCH_MALFORMED) is for what is no patch at all.
+    error: applied is false and each hunk says why. INVALID_ARGUMENT (PATCH_MALFORMED, PATCH_PATH_ESCAPES) is for what
+    is no patch at all or leaves the directory.
     """
 
 class FileServiceServicer(metaclass=_abc_1.ABCMeta):
     """FileService moves files in and out of a sandbox. The agent serves it; the gateway passes it through by sandbox_id, field 1 of
     every request (of a stream, of its first message). Paths are absolute, or relative to the sandbox's working directory;
-    1 to 4,096 bytes, no NUL. Errors of every call: INVALID_ARGUMENT (field named), NOT_FOUND (FILE_NOT_FOUND), FAILED_PRECONDITION
-    (IS_A_DIRECTORY, NOT_A_DIRECTORY, DIRECTORY_NOT_EMPTY, SANDBOX_LOST), PERMISSION_DENIED (FILE_PERMISSION_DENIED), ALREADY_EXISTS
-    (FILE_EXISTS), RESOURCE_EXHAUSTED (NO_SPACE), UNAVAILABLE (retry).
+    1 to 4,096 bytes, no NUL. Errors of every call: INVALID_ARGUMENT (field named; PATH_INVALID), NOT_FOUND (FILE_NOT_FOUND),
+    FAILED_PRECONDITION (IS_A_DIRECTORY, NOT_A_DIRECTORY, NOT_A_REGULAR_FILE, DIRECTORY_NOT_EMPTY, READ_ONLY_FILE_SYSTEM, LINK_LOOP,
+    FILE_BUSY, TOO_MANY_LINKS, NOT_SUPPORTED_HERE, SANDBOX_LOST), PERMISSION_DENIED (FILE_PERMISSION_DENIED), ALREADY_EXISTS (FILE_EXISTS),
+    RESOURCE_EXHAUSTED (NO_SPACE, FILE_TOO_LARGE, AGENT_BUSY), UNAVAILABLE (retry; CHANGED_MEANWHILE: somebody else changed the file
+    at the same time), INTERNAL (FILE_IO_ERROR).
     """
 
     @_abc_1.abstractmethod
@@ -175,7 +185,8 @@ class FileServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_file_service_pb2.UploadArchiveResponse, _abc.Awaitable[_file_service_pb2.UploadArchiveResponse]]:
         """UploadArchive unpacks a tar stream below a directory: contents merge. An entry that would leave the directory is
-        refused before it is written, and the call fails with INVALID_ARGUMENT (ARCHIVE_ENTRY_ESCAPES).
+        refused before it is written, and the call fails with INVALID_ARGUMENT (ARCHIVE_ENTRY_ESCAPES; also ARCHIVE_MALFORMED and
+        ARCHIVE_TRUNCATED). Files completed before an error stay.
         """
 
     @_abc_1.abstractmethod
@@ -193,7 +204,8 @@ class FileServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_file_service_pb2.ApplyPatchResponse, _abc.Awaitable[_file_service_pb2.ApplyPatchResponse]]:
         """ApplyPatch applies a unified or git diff: all of it or, by default, nothing. A patch that does not fit is an answer, not an
-        error: applied is false and each hunk says why. INVALID_ARGUMENT (PATCH_MALFORMED) is for what is no patch at all.
+        error: applied is false and each hunk says why. INVALID_ARGUMENT (PATCH_MALFORMED, PATCH_PATH_ESCAPES) is for what
+        is no patch at all or leaves the directory.
         """
 
 def add_FileServiceServicer_to_server(servicer: FileServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -36,7 +36,7 @@ from services.exec_agent.users import resolve_user
 
 _log = logs.get_logger(__name__)
 
-_JOURNAL_WAIT_SECONDS: Final = 5.0
+_JOURNAL_WAIT_SECONDS: Final = 2.0
 _JOURNAL_RETRY_SECONDS: Final = 0.02
 _LAZY_MODULES: Final = (
     "concurrent.futures.thread",

@@ -1,6 +1,6 @@
-"""The journal: one small file a sandbox, replaced as a whole, so that a daemon that is killed at any moment finds
-each as it was or as it is.
+"""The journal: one small file a sandbox, its record and then a line for each change.
 
+A daemon that is killed at any moment leaves whole lines and perhaps a torn last one, which was never told to anybody.
 Not synced to the disk: it must outlive the daemon, and no sandbox outlives the machine.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,39 +27,86 @@ class Journal:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def write(self, record: Record) -> None:
-        """Keep a record, in place of an earlier one.
+    def add(self, record: Record) -> None:
+        """Keep a new record.
+
+        Raises:
+            OSError: there is no space; nothing is kept.
+        """
+        values = asdict(record)
+        values["spec"] = base64.b64encode(record.spec).decode()
+        values.update(_changing(record))
+        try:
+            self._append(record.uid, values, os.O_CREAT | os.O_EXCL)
+        except OSError:
+            self.remove(record.uid)
+            raise
+
+    def change(self, record: Record) -> None:
+        """Note a record's new phase, reason, message, deadline and revision.
 
         Raises:
             OSError: there is no space.
         """
-        values = asdict(record)
-        values["spec"] = base64.b64encode(record.spec).decode()
-        values["phase"] = record.phase.value
-        values["reason"] = None if record.reason is None else record.reason.value
-        path = self._folder / f"{record.uid}.json"
-        temporary = path.with_suffix(".new")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(values, file)
-        temporary.rename(path)
+        self._append(record.uid, _changing(record), 0)
 
     def remove(self, uid: str) -> None:
         """Forget a record."""
-        (self._folder / f"{uid}.json").unlink(missing_ok=True)
+        self._path(uid).unlink(missing_ok=True)
 
     def read_all(self) -> list[Record]:
-        """Every record. A file that cannot be understood is put aside and told of."""
+        """Every record as it last was. A file that cannot be understood is put aside and told of."""
         records = []
-        for path in sorted(self._folder.glob("*.json")):
+        for path in sorted(self._folder.glob("*.jsonl")):
             try:
-                records.append(_parse(json.loads(path.read_text(encoding="utf-8"))))
+                record = _read(path)
             except (ValueError, KeyError, TypeError) as error:
                 _log.error("a journal entry is damaged; put aside", path=str(path), error=str(error))
                 path.rename(path.with_suffix(".damaged"))
-        for path in self._folder.glob("*.new"):
-            path.unlink(missing_ok=True)
+                continue
+            if record is None:
+                path.unlink()
+            else:
+                records.append(record)
         return records
+
+    def _path(self, uid: str) -> Path:
+        return self._folder / f"{uid}.jsonl"
+
+    def _append(self, uid: str, values: dict[str, Any], flags: int) -> None:
+        data = json.dumps(values).encode() + b"\n"
+        descriptor = os.open(self._path(uid), os.O_WRONLY | os.O_APPEND | flags, 0o600)
+        try:
+            while data:
+                data = data[os.write(descriptor, data) :]
+        finally:
+            os.close(descriptor)
+
+
+def _changing(record: Record) -> dict[str, Any]:
+    return {
+        "phase": record.phase.value,
+        "reason": None if record.reason is None else record.reason.value,
+        "message": record.message,
+        "expire_time": record.expire_time,
+        "revision": record.revision,
+    }
+
+
+def _read(path: Path) -> Record | None:
+    """The record of a file; None if its create was never answered."""
+    lines = path.read_bytes().split(b"\n")[:-1]
+    if not lines:
+        return None
+    # Cut off a torn line, so that the next one stands alone.
+    os.truncate(path, sum(len(line) + 1 for line in lines))
+    record = _parse(json.loads(lines[0]))
+    for line in lines[1:]:
+        values = json.loads(line)
+        values["phase"] = Phase(values["phase"])
+        values["reason"] = None if values["reason"] is None else Reason(values["reason"])
+        record = replace(record, **values)
+    return record
 
 
 def _parse(values: dict[str, Any]) -> Record:

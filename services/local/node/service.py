@@ -192,7 +192,7 @@ class Node:
             revision=self._revision,
         )
         try:
-            self._journal.write(record)
+            self._journal.add(record)
         except OSError as error:
             raise ResourceExhaustedError(
                 f"the sandbox cannot be written down: {error.strerror}; free space in the data directory",
@@ -352,6 +352,6 @@ class Node:
         )
         if not publish_only:
             self._records[uid] = record
-            self._journal.write(record)
+            self._journal.change(record)
         self._hub.publish(record)
         return record

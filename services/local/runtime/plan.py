@@ -73,6 +73,7 @@ class Plan:
         bwrap: arguments of bwrap apart from descriptors and the command.
         layers: how many overlays `bwrap` names: upper and work folders u/0.. and w/0..
         host_network: it stays in the machine's network namespace.
+        most_processes: bound by rlimit, where there are no control groups; zero: not here.
         agent: fields of AgentConfig apart from descriptors; None starts the namespaces alone, as a probe.
         init: join the namespaces of this process instead of making new ones.
         remove: make nothing; remove these folders, as root of a namespace with these ids.
@@ -84,6 +85,7 @@ class Plan:
     bwrap: tuple[str, ...] = ()
     layers: int = 0
     host_network: bool = False
+    most_processes: int = 0
     agent: Mapping[str, Any] | None = None
     init: Identity | None = None
     remove: tuple[str, ...] = ()

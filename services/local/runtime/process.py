@@ -27,7 +27,7 @@ from services.local.runtime.plan import RUN_MAP_TOOLS, Plan
 from services.local.runtime.removal import RemovalError, remove_tree
 from services.local.runtime.removals import MappedRemovals
 from services.local.runtime.setup import Machine
-from services.local.runtime.starter import LOCK_FILE, PROCESSES_FILE, SOCKET_NAME, StartError
+from services.local.runtime.starter import PROCESSES_FILE, SOCKET_NAME, StartError
 from services.local.runtime.userids import USER_GAP
 from services.local.runtime.zygote_client import Answer, Zygote, ZygoteDiedError, ZygoteError
 
@@ -71,6 +71,8 @@ class ProcessRuntime:
         self._zygote = zygote
         self._public_keys_pem = public_keys_pem
         self._live: dict[str, _Live] = {}
+        # Kills by the kernel for lack of memory, of the whole machine, when last looked.
+        self._oom_kills = _oom_kills()
         self._ends: asyncio.Queue[Ended] = asyncio.Queue()
         # Removing files and groups blocks; two threads keep the cores busy and a flood of deletes bounded.
         self._mapped_removals = MappedRemovals(machine.ids, zygote)
@@ -215,6 +217,7 @@ class ProcessRuntime:
             bwrap=arguments(root, folder),
             layers=len(root.overlays),
             host_network=request.host_network,
+            most_processes=0 if machine.cgroups.version else _limits(request).pids,
             agent=agent,
         )
 
@@ -252,6 +255,7 @@ class ProcessRuntime:
     # Its processes
 
     def _watch_over(self, uid: str, plan: Plan, limits: Limits, answer: Answer) -> _Live:
+        self._oom_kills = _oom_kills()
         live = _Live(plan=plan, limits=limits, init=answer.init, init_fd=answer.init_fd)
         self._live[uid] = live
         loop = asyncio.get_running_loop()
@@ -295,6 +299,7 @@ class ProcessRuntime:
             socket_folder=live.plan.socket_folder,
             ids=live.plan.ids,
             host_network=live.plan.host_network,
+            most_processes=live.plan.most_processes,
             agent=fields,
             init=live.init,
         )
@@ -316,8 +321,14 @@ class ProcessRuntime:
     def _init_ended(self, uid: str, live: _Live) -> None:
         asyncio.get_running_loop().remove_reader(live.init_fd)
         live.ended.set()
-        if not live.deleting:
-            self._ends.put_nowait(Ended(uid, Reason.DELETED_EXTERNALLY, "its first process was ended from outside"))
+        if live.deleting:
+            return
+        kills = _oom_kills()
+        if kills > self._oom_kills:
+            end = Ended(uid, Reason.OOM, "the machine ran out of memory and ended it as a whole")
+        else:
+            end = Ended(uid, Reason.DELETED_EXTERNALLY, "its first process was ended from outside")
+        self._ends.put_nowait(end)
 
     async def _gone(self, uid: str, live: _Live) -> None:
         """Wait until all of its processes are."""
@@ -380,6 +391,11 @@ class ProcessRuntime:
         shutil.rmtree(self._machine.socket_folder(uid), ignore_errors=True)
 
 
+def _oom_kills() -> int:
+    text = Path("/proc/vmstat").read_text(encoding="ascii")
+    return int(text.partition("\noom_kill ")[2].partition("\n")[0] or 0)
+
+
 def _limits(request: Request) -> Limits:
     resources = request.resources
     return Limits(resources.cpu, resources.memory_bytes, resources.pids or DEFAULT_PIDS)
@@ -400,7 +416,8 @@ class _Record:
 
 def _read_record(folder: Path) -> _Record:
     """The record, once no starter is at work on it any more: a zygote whose daemon died ends at once."""
-    with (folder / LOCK_FILE).open("r+b") as lock:
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
         deadline = time.monotonic() + _LOCK_SECONDS
         while True:
             try:
@@ -411,6 +428,8 @@ def _read_record(folder: Path) -> _Record:
                     raise
                 time.sleep(_LOCK_POLL_SECONDS)
         values = json.loads((folder / PROCESSES_FILE).read_text(encoding="utf-8"))
+    finally:
+        os.close(lock)
     agent = values["agent"]
     return _Record(Identity(**values["init"]), None if agent is None else Identity(**agent))
 

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import resource
 import signal
 import socket
 import time
@@ -28,10 +29,10 @@ from services.local.runtime.removal import remove_tree
 from services.local.runtime.seccomp import program
 
 PROCESSES_FILE: Final = "processes.json"
-LOCK_FILE: Final = "lock"
 LOG_FILE: Final = "agent.log"
 SOCKET_NAME: Final = "s"
 DEADLINE_SECONDS: Final = 30.0
+_RECORD_BYTES: Final = 256
 _STOP_SECONDS: Final = 0.5
 _STOP_POLL_SECONDS: Final = 0.0005
 _NAMESPACES: Final = (
@@ -99,8 +100,8 @@ def make(plan: Plan, given: Given, tools: Tools) -> Steps:
     clock = _Clock()
     with contextlib.ExitStack() as held:
         folder = _hold(held, os.open(plan.folder, os.O_RDONLY | os.O_DIRECTORY))
-        lock = _hold(held, os.open(LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600, dir_fd=folder))
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Until this is done or dead: a restarted daemon then knows that the record is complete.
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         init = plan.init or (yield from _start_namespaces(plan, given, tools, folder, clock))
         init_fd = init.open(tools.proc)
         if plan.agent is None:
@@ -310,13 +311,13 @@ def _check_init(pid: int, errors: int) -> None:
 
 
 def _record(folder: int, init: Identity, agent: Identity | None) -> None:
-    """Write down, whole or not at all, which processes the sandbox has."""
+    """Write down which processes the sandbox has: one write of one length, so that a death leaves the old or the
+    new.
+    """
     text = json.dumps({"init": asdict(init), "agent": None if agent is None else asdict(agent)})
-    temporary = PROCESSES_FILE + ".new"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=folder)
-    os.write(descriptor, text.encode())
+    descriptor = os.open(PROCESSES_FILE, os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=folder)
+    os.pwrite(descriptor, text.ljust(_RECORD_BYTES).encode(), 0)
     os.close(descriptor)
-    os.rename(temporary, PROCESSES_FILE, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 # Removing
@@ -493,6 +494,9 @@ def _become_agent(birth: _Birth, init_fd: int | None) -> None:
         no_new_privileges=not plan.ids.switchable,
         switch_user=plan.ids.switchable,
     )
+    if plan.most_processes:
+        # Counted for the sandbox's user namespace alone.
+        resource.setrlimit(resource.RLIMIT_NPROC, (plan.most_processes, plan.most_processes))
     fields = dict(plan.agent or {})
     fields.update(
         listen=f"unix:/proc/self/fd/{own.socket_folder}/{SOCKET_NAME}",

@@ -53,6 +53,7 @@ class Zygote:
         self._control: socket.socket | None = None
         self._pid = 0
         self._starting = asyncio.Lock()
+        self._launcher: int | None = None
 
     @property
     def pid(self) -> int:
@@ -129,10 +130,7 @@ class Zygote:
         return values, descriptors
 
     async def _send(self, plan: Plan, group: cgroups.Group, answer: socket.socket) -> None:
-        try:
-            launcher = open_launcher()
-        except LauncherMissingError as error:
-            raise ZygoteError(str(error)) from None
+        launcher = self._open_launcher()
         request = os.memfd_create("plan")
         try:
             os.write(request, plan.to_json())
@@ -148,6 +146,21 @@ class Zygote:
         finally:
             os.close(request)
             os.close(launcher)
+
+    def _open_launcher(self) -> int:
+        """The launcher, for one sandbox.
+
+        One copy serves all where its owner is nobody inside. Elsewhere a sandbox's root owns it and could change its
+        mode.
+        """
+        try:
+            if self._configuration.stage is None:
+                return open_launcher()
+            if self._launcher is None:
+                self._launcher = open_launcher()
+            return os.dup(self._launcher)
+        except LauncherMissingError as error:
+            raise ZygoteError(str(error)) from None
 
     async def _deliver(self, header: bytes, descriptors: list[int]) -> None:
         for _ in range(2):
@@ -180,6 +193,9 @@ class Zygote:
         if self._control is not None:
             self._control.close()
             self._control = None
+        if self._launcher is not None:
+            os.close(self._launcher)
+            self._launcher = None
 
 
 def _environment() -> dict[str, str]:

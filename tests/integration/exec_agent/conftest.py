@@ -28,6 +28,9 @@ from orchard.exec.v1.exec_service_pb2_grpc import ExecServiceStub
 from services.common.errors import STATUS_DETAILS_KEY
 from services.common.server import CHANNEL_OPTIONS
 from services.common.tokens import AGENT_TOKEN_KEY, Signer, generate_key, public_pem
+from services.exec_agent.app import serve
+from services.exec_agent.launcher import open_launcher
+from services.exec_agent.settings import AgentConfig
 
 ROOT = Path(__file__).parents[3]
 SANDBOX = "box"
@@ -225,6 +228,35 @@ class AgentProcess:
     async def client(self) -> AsyncIterator[Client]:
         async with grpc.aio.insecure_channel(f"unix:{self.folder}/s", options=CHANNEL_OPTIONS) as channel:
             yield Client(channel, self.signer.agent_token(UID))
+
+
+@contextlib.asynccontextmanager
+async def agent_here(**settings: Any) -> AsyncIterator[Client]:
+    """An agent in this process, for what only descriptors or altered constants can bring about."""
+    key = generate_key()
+    folder = Path(tempfile.mkdtemp(prefix="orchard-agent-"))
+    state, launcher_fd = os.open(folder, os.O_RDONLY), open_launcher()
+    config = AgentConfig(
+        uid=UID,
+        sandbox_id=SANDBOX,
+        listen=f"unix:{folder}/s",
+        public_keys_pem=public_pem(key).decode(),
+        state_fd=state,
+        launcher_fd=launcher_fd,
+        env={"PATH": PATH},
+        working_directory=str(folder),
+        **settings,
+    )
+    try:
+        async with (
+            serve(config),
+            grpc.aio.insecure_channel(f"unix:{folder}/s", options=CHANNEL_OPTIONS) as channel,
+        ):
+            yield Client(channel, Signer(key).agent_token(UID))
+    finally:
+        os.close(state)
+        os.close(launcher_fd)
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session", autouse=True)

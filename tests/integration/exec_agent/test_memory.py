@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc.aio
 import pytest
 from orchard.exec.v1 import exec_pb2
 
-from services.common.server import CHANNEL_OPTIONS
-from services.common.tokens import Signer, generate_key, public_pem
-from services.exec_agent.app import serve
-from services.exec_agent.launcher import open_launcher
-from services.exec_agent.settings import AgentConfig
-from tests.integration.exec_agent.conftest import PATH, SANDBOX, UID, Client, spec
+from tests.integration.exec_agent.conftest import Client, agent_here, spec
 
 LIMIT = 64 << 20
 _HOG = "x = bytearray(200 << 20)"
@@ -51,31 +43,13 @@ def cgroup() -> Iterator[Cgroup]:
 
 @pytest.fixture
 async def limited(launcher: None, cgroup: Cgroup) -> AsyncIterator[Client]:
-    key = generate_key()
-    folder = Path(tempfile.mkdtemp(prefix="orchard-agent-"))
-    state, launcher_fd = os.open(folder, os.O_RDONLY), open_launcher()
     procs, counter = os.open(cgroup.procs, os.O_WRONLY), os.open(cgroup.counter, os.O_RDONLY)
-    config = AgentConfig(
-        uid=UID,
-        sandbox_id=SANDBOX,
-        listen=f"unix:{folder}/s",
-        public_keys_pem=public_pem(key).decode(),
-        state_fd=state,
-        launcher_fd=launcher_fd,
-        env={"PATH": PATH},
-        cgroup_procs_fds=(procs,),
-        oom_counter_fd=counter,
-    )
     try:
-        async with (
-            serve(config),
-            grpc.aio.insecure_channel(f"unix:{folder}/s", options=CHANNEL_OPTIONS) as channel,
-        ):
-            yield Client(channel, Signer(key).agent_token(UID))
+        async with agent_here(cgroup_procs_fds=(procs,), oom_counter_fd=counter) as client:
+            yield client
     finally:
-        for descriptor in (state, launcher_fd, procs, counter):
-            os.close(descriptor)
-        shutil.rmtree(folder)
+        os.close(procs)
+        os.close(counter)
 
 
 @pytest.mark.root

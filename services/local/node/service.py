@@ -24,7 +24,7 @@ from services.local.node.model import Phase, Record
 from services.local.runtime.images import Progress
 from services.local.runtime.model import Abilities, Ended, Image, Reason, Request
 from services.local.runtime.removal import RemovalError
-from services.local.runtime.starter import StartError
+from services.local.runtime.steps import StartError
 
 _log = get_logger(__name__)
 

@@ -10,8 +10,9 @@ import traceback
 from collections.abc import Callable
 
 from services.local.runtime import linux
+from services.local.runtime.namespaces import map_commands
 from services.local.runtime.plan import Ids
-from services.local.runtime.starter import StartError, map_commands
+from services.local.runtime.steps import StartError
 
 
 def run_mapped(ids: Ids, work: Callable[[], None]) -> int:

@@ -15,28 +15,23 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from services.common.logs import get_logger
 from services.local.runtime import cgroups
-from services.local.runtime.bwrap import Overlay, Root, arguments
 from services.local.runtime.cgroups import Limits
 from services.local.runtime.identity import Identity, has_ended, kill
 from services.local.runtime.model import Abilities, Ended, Image, Reason, Request
 from services.local.runtime.plan import RUN_MAP_TOOLS, Plan
+from services.local.runtime.planning import RESOLVER_FILE, Planner, limits_of
 from services.local.runtime.removal import RemovalError, remove_tree
 from services.local.runtime.removals import MappedRemovals
 from services.local.runtime.setup import Machine
-from services.local.runtime.starter import PROCESSES_FILE, SOCKET_NAME, StartError
-from services.local.runtime.userids import USER_GAP
+from services.local.runtime.steps import PROCESSES_FILE, SOCKET_NAME, StartError
 from services.local.runtime.zygote_client import Answer, Zygote, ZygoteDiedError, ZygoteError
 
 _log = get_logger(__name__)
 
-DEFAULT_PIDS: Final = 4096
-_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_HOME: Final = "/root"
-_RESOLVER: Final = "resolv.conf"
 _LISTEN_SECONDS: Final = 2.0
 _LISTEN_POLL_SECONDS: Final = 0.001
 _KILL_SECONDS: Final = 10.0
@@ -68,6 +63,7 @@ class ProcessRuntime:
 
     def __init__(self, machine: Machine, zygote: Zygote, *, public_keys_pem: Callable[[], str]) -> None:
         self._machine = machine
+        self._planner = Planner(machine)
         self._zygote = zygote
         self._public_keys_pem = public_keys_pem
         self._live: dict[str, _Live] = {}
@@ -92,8 +88,8 @@ class ProcessRuntime:
         Raises:
             StartError: it could not be made; nothing of it runs.
         """
-        limits = _limits(request)
-        plan = self._plan(request, image)
+        limits = limits_of(request)
+        plan = self._planner.plan(request, image, self._public_keys_pem())
         for last in (False, True):
             self._make_folders(request)
             try:
@@ -138,8 +134,8 @@ class ProcessRuntime:
                 agent_fd = agent.open()
             except ProcessLookupError:
                 agent = None
-        plan = self._plan(request, image)
-        self._watch_over(request.uid, plan, _limits(request), Answer(record.init, init_fd, agent, agent_fd, {}))
+        plan = self._planner.plan(request, image, self._public_keys_pem())
+        self._watch_over(request.uid, plan, limits_of(request), Answer(record.init, init_fd, agent, agent_fd, {}))
         return None
 
     async def watch(self) -> AsyncIterator[Ended]:
@@ -192,65 +188,12 @@ class ProcessRuntime:
         folder.mkdir(mode=0o711)
         if request.host_network:
             resolver = Path("/etc/resolv.conf")
-            (folder / _RESOLVER).write_bytes(resolver.read_bytes() if resolver.exists() else b"")
-            (folder / _RESOLVER).chmod(0o644)
+            (folder / RESOLVER_FILE).write_bytes(resolver.read_bytes() if resolver.exists() else b"")
+            (folder / RESOLVER_FILE).chmod(0o644)
         for path in (folder / "state", self._machine.socket_folder(request.uid)):
             path.mkdir(mode=0o700)
             if ids.privileged:
                 os.chown(path, ids.owner, ids.owner)
-
-    def _plan(self, request: Request, image: Image | None) -> Plan:
-        machine = self._machine
-        resources = request.resources
-        folder = machine.inside(machine.sandbox_folder(request.uid))
-        root = Root(
-            overlays=self._overlays(image),
-            shm_bytes=resources.shm_bytes,
-            host_network=request.host_network,
-            resolver=f"{folder}/{_RESOLVER}" if request.host_network else None,
-        )
-        agent = self._agent_fields(request, image)
-        return Plan(
-            folder=folder,
-            socket_folder=machine.inside(machine.socket_folder(request.uid)),
-            ids=machine.ids,
-            bwrap=arguments(root, folder),
-            layers=len(root.overlays),
-            host_network=request.host_network,
-            most_processes=0 if machine.cgroups.version else _limits(request).pids,
-            agent=agent,
-        )
-
-    def _overlays(self, image: Image | None) -> tuple[Overlay, ...]:
-        machine = self._machine
-        if image is not None:
-            root = machine.image_folder(image.digest)
-            return (Overlay("/", (machine.inside(root / "base"), machine.inside(root / "root"))),)
-        return machine.host_overlays()
-
-    def _agent_fields(self, request: Request, image: Image | None) -> dict[str, Any]:
-        env = {"PATH": _PATH, "HOME": _HOME, "LANG": "C.UTF-8"}
-        if image is not None:
-            env.update(image.env)
-        env.update(request.env)
-        user = request.user or (image.user if image else "")
-        # The home of root is closed to others.
-        home = _HOME if user.partition(":")[0] in ("", "root", "0") else "/"
-        switchable = self._machine.ids.switchable
-        return {
-            "uid": request.uid,
-            "sandbox_id": request.sandbox_id,
-            "public_keys_pem": self._public_keys_pem(),
-            "env": env,
-            "working_directory": request.working_directory or (image.working_directory if image else "") or home,
-            "user": user,
-            "start_argv": list(request.start_argv),
-            "expects_secret_env": request.expects_secret_env,
-            "can_switch_user": switchable,
-            "user_gap": "" if switchable else USER_GAP,
-            "gaps": list(self._machine.gaps),
-            "restarts": 0,
-        }
 
     # Its processes
 
@@ -394,11 +337,6 @@ class ProcessRuntime:
 def _oom_kills() -> int:
     text = Path("/proc/vmstat").read_text(encoding="ascii")
     return int(text.partition("\noom_kill ")[2].partition("\n")[0] or 0)
-
-
-def _limits(request: Request) -> Limits:
-    resources = request.resources
-    return Limits(resources.cpu, resources.memory_bytes, resources.pids or DEFAULT_PIDS)
 
 
 def _stop_watching(descriptor: int) -> None:

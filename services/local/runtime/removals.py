@@ -7,7 +7,7 @@ import os
 
 from services.local.runtime.plan import Ids
 from services.local.runtime.removal import RemovalError
-from services.local.runtime.starter import StartError
+from services.local.runtime.steps import StartError
 from services.local.runtime.zygote_client import Zygote, ZygoteDiedError, ZygoteError
 
 

@@ -20,7 +20,7 @@ from services.local.runtime.identity import kill
 from services.local.runtime.plan import Ids, Plan
 from services.local.runtime.removal import remove_tree
 from services.local.runtime.rootfs import HostRoot
-from services.local.runtime.starter import StartError
+from services.local.runtime.steps import StartError
 from services.local.runtime.zygote import Configuration
 from services.local.runtime.zygote_client import Zygote, ZygoteError
 

@@ -30,7 +30,8 @@ from typing import Any, Final
 from services.local.runtime import linux
 from services.local.runtime.plan import Plan
 from services.local.runtime.stage import Stage, build_stage
-from services.local.runtime.starter import DEADLINE_SECONDS, Given, Made, StartError, Tools, make, remove
+from services.local.runtime.starter import make, remove
+from services.local.runtime.steps import DEADLINE_SECONDS, Given, Made, StartError, Tools
 
 READY: Final = b"ready"
 _NAME: Final = b"orchard-agent"

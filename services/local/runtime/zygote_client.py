@@ -16,7 +16,7 @@ from services.exec_agent.launcher import LauncherMissingError, open_launcher
 from services.local.runtime import cgroups
 from services.local.runtime.identity import Identity
 from services.local.runtime.plan import Ids, Plan
-from services.local.runtime.starter import DEADLINE_SECONDS, StartError
+from services.local.runtime.steps import DEADLINE_SECONDS, StartError
 from services.local.runtime.zygote import READY, Configuration
 
 _log = get_logger(__name__)

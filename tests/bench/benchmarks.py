@@ -18,6 +18,7 @@ from tests.bench.measure import Figures, agent_pids, own_bytes, p50_p99, percent
 from tests.support.platform import PlatformProcess
 
 MEGABYTE: Final = 1_000_000
+TRUE: Final = ("sh", "-c", "true")
 PAPER_COMMANDS: Final = (
     ("python3 -V", False),
     ("ls /", False),
@@ -35,15 +36,15 @@ class Bench:
         self.full = full
 
     async def exec(self) -> Figures:
-        """`true` through client and gateway; the floor is a local subprocess, measured in turn with it."""
+        """A command through client and gateway; the floor is the same one as a local subprocess, in turn with it."""
         async with await self.client.create() as sandbox:
             for _ in range(30):
-                await sandbox.exec("true")
+                await sandbox.exec(TRUE)
             through, floor = [], []
             for _ in range(1000 if self.full else 300):
-                through.append(await timed(lambda: sandbox.exec("true")))
+                through.append(await timed(lambda: sandbox.exec(TRUE)))
                 started = time.perf_counter()
-                subprocess.run(["sh", "-c", "true"], check=True)
+                subprocess.run(TRUE, check=True)
                 floor.append((time.perf_counter() - started) * 1e3)
             return {
                 **p50_p99(through),
@@ -57,7 +58,7 @@ class Bench:
 
         async def one() -> float:
             async with slots:
-                return await timed(lambda: sandbox.exec("true", concurrent=True))
+                return await timed(lambda: sandbox.exec(TRUE, concurrent=True))
 
         await asyncio.gather(*(one() for _ in range(200)))
         started = time.perf_counter()

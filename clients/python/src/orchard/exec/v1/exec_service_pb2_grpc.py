@@ -77,9 +77,11 @@ class ExecServiceServicer:
 
     def StartExec(self, request, context):
         """StartExec starts a command, or queues it behind the serial ones. Idempotent by exec_id while the sandbox lives: a repeat
-        starts nothing and returns the exec as it stands. Errors: INVALID_ARGUMENT (field named), ALREADY_EXISTS (the exec id was used with
-        another spec), FAILED_PRECONDITION (EXEC_EXPIRED: it ended and is no longer kept; CWD_NOT_FOUND, CWD_NOT_A_DIRECTORY,
-        COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE, SHELL_NOT_FOUND, USER_NOT_FOUND, USER_NOT_AVAILABLE: it could not start).
+        starts nothing and returns the exec as it stands. Errors: INVALID_ARGUMENT (field named; ARGUMENTS_TOO_LARGE), ALREADY_EXISTS
+        (EXEC_ID_REUSED: the exec id was used with another spec), FAILED_PRECONDITION (EXEC_EXPIRED: it ended and is no longer kept;
+        CWD_NOT_FOUND, CWD_NOT_A_DIRECTORY, CWD_NOT_ACCESSIBLE, COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE, SHELL_NOT_FOUND,
+        USER_NOT_FOUND, USER_NOT_AVAILABLE: it could not start), RESOURCE_EXHAUSTED (TOO_MANY_EXECS, PROCESS_LIMIT, NO_SPACE),
+        UNAVAILABLE (SECRET_ENV_PENDING: the secret environment has not arrived yet).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +89,8 @@ class ExecServiceServicer:
 
     def ReadOutput(self, request, context):
         """ReadOutput streams output from an offset on, follows a running command and ends after its result. Any number of readers;
-        a late one gets everything that is retained. Errors: NOT_FOUND, OUT_OF_RANGE (offset past the end of an ended exec).
+        a late one gets everything that is retained. Errors: NOT_FOUND, FAILED_PRECONDITION (EXEC_EXPIRED), OUT_OF_RANGE
+        (OFFSET_OUT_OF_RANGE: past the end of an ended exec).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -101,7 +104,8 @@ class ExecServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SignalExec(self, request, context):
-        """SignalExec sends a signal, or cancels. Idempotent: an ended exec is returned as it is.
+        """SignalExec sends a signal, or cancels. Idempotent: an ended exec is returned as it is. Errors: FAILED_PRECONDITION
+        (EXEC_NOT_STARTED: a queued exec can only be cancelled; EXEC_EXPIRED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

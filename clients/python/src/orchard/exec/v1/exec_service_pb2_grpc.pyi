@@ -38,18 +38,23 @@ class ExecServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ExecServiceAsyncStub: ...
     StartExec: _grpc.UnaryUnaryMultiCallable[_exec_service_pb2.StartExecRequest, _exec_service_pb2.StartExecResponse]
     """StartExec starts a command, or queues it behind the serial ones. Idempotent by exec_id while the sandbox lives: a repeat
-    starts nothing and returns the exec as it stands. Errors: INVALID_ARGUMENT (field named), ALREADY_EXISTS (the exec id was used with
-    another spec), FAILED_PRECONDITION (EXEC_EXPIRED: it ended and is no longer kept; CWD_NOT_FOUND, CWD_NOT_A_DIRECTORY,
-    COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE, SHELL_NOT_FOUND, USER_NOT_FOUND, USER_NOT_AVAILABLE: it could not start).
+    starts nothing and returns the exec as it stands. Errors: INVALID_ARGUMENT (field named; ARGUMENTS_TOO_LARGE), ALREADY_EXISTS
+    (EXEC_ID_REUSED: the exec id was used with another spec), FAILED_PRECONDITION (EXEC_EXPIRED: it ended and is no longer kept;
+    CWD_NOT_FOUND, CWD_NOT_A_DIRECTORY, CWD_NOT_ACCESSIBLE, COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE, SHELL_NOT_FOUND,
+    USER_NOT_FOUND, USER_NOT_AVAILABLE: it could not start), RESOURCE_EXHAUSTED (TOO_MANY_EXECS, PROCESS_LIMIT, NO_SPACE),
+    UNAVAILABLE (SECRET_ENV_PENDING: the secret environment has not arrived yet).
     """
     ReadOutput: _grpc.UnaryStreamMultiCallable[_exec_service_pb2.ReadOutputRequest, _exec_service_pb2.ReadOutputResponse]
     """ReadOutput streams output from an offset on, follows a running command and ends after its result. Any number of readers;
-    a late one gets everything that is retained. Errors: NOT_FOUND, OUT_OF_RANGE (offset past the end of an ended exec).
+    a late one gets everything that is retained. Errors: NOT_FOUND, FAILED_PRECONDITION (EXEC_EXPIRED), OUT_OF_RANGE
+    (OFFSET_OUT_OF_RANGE: past the end of an ended exec).
     """
     WaitExec: _grpc.UnaryUnaryMultiCallable[_exec_service_pb2.WaitExecRequest, _exec_service_pb2.WaitExecResponse]
     """WaitExec returns when the command has ended or the wait is over, whichever is first; look at the state."""
     SignalExec: _grpc.UnaryUnaryMultiCallable[_exec_service_pb2.SignalExecRequest, _exec_service_pb2.SignalExecResponse]
-    """SignalExec sends a signal, or cancels. Idempotent: an ended exec is returned as it is."""
+    """SignalExec sends a signal, or cancels. Idempotent: an ended exec is returned as it is. Errors: FAILED_PRECONDITION
+    (EXEC_NOT_STARTED: a queued exec can only be cancelled; EXEC_EXPIRED).
+    """
     ListExecs: _grpc.UnaryUnaryMultiCallable[_exec_service_pb2.ListExecsRequest, _exec_service_pb2.ListExecsResponse]
     """ListExecs returns the sandbox's commands, newest first, in pages."""
     Exec: _grpc.UnaryStreamMultiCallable[_exec_service_pb2.ExecRequest, _exec_service_pb2.ExecResponse]
@@ -67,18 +72,23 @@ class ExecServiceAsyncStub(ExecServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     StartExec: _aio.UnaryUnaryMultiCallable[_exec_service_pb2.StartExecRequest, _exec_service_pb2.StartExecResponse]  # type: ignore[assignment]
     """StartExec starts a command, or queues it behind the serial ones. Idempotent by exec_id while the sandbox lives: a repeat
-    starts nothing and returns the exec as it stands. Errors: INVALID_ARGUMENT (field named), ALREADY_EXISTS (the exec id was used with
-    another spec), FAILED_PRECONDITION (EXEC_EXPIRED: it ended and is no longer kept; CWD_NOT_FOUND, CWD_NOT_A_DIRECTORY,
-    COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE, SHELL_NOT_FOUND, USER_NOT_FOUND, USER_NOT_AVAILABLE: it could not start).
+    starts nothing and returns the exec as it stands. Errors: INVALID_ARGUMENT (field named; ARGUMENTS_TOO_LARGE), ALREADY_EXISTS
+    (EXEC_ID_REUSED: the exec id was used with another spec), FAILED_PRECONDITION (EXEC_EXPIRED: it ended and is no longer kept;
+    CWD_NOT_FOUND, CWD_NOT_A_DIRECTORY, CWD_NOT_ACCESSIBLE, COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE, SHELL_NOT_FOUND,
+    USER_NOT_FOUND, USER_NOT_AVAILABLE: it could not start), RESOURCE_EXHAUSTED (TOO_MANY_EXECS, PROCESS_LIMIT, NO_SPACE),
+    UNAVAILABLE (SECRET_ENV_PENDING: the secret environment has not arrived yet).
     """
     ReadOutput: _aio.UnaryStreamMultiCallable[_exec_service_pb2.ReadOutputRequest, _exec_service_pb2.ReadOutputResponse]  # type: ignore[assignment]
     """ReadOutput streams output from an offset on, follows a running command and ends after its result. Any number of readers;
-    a late one gets everything that is retained. Errors: NOT_FOUND, OUT_OF_RANGE (offset past the end of an ended exec).
+    a late one gets everything that is retained. Errors: NOT_FOUND, FAILED_PRECONDITION (EXEC_EXPIRED), OUT_OF_RANGE
+    (OFFSET_OUT_OF_RANGE: past the end of an ended exec).
     """
     WaitExec: _aio.UnaryUnaryMultiCallable[_exec_service_pb2.WaitExecRequest, _exec_service_pb2.WaitExecResponse]  # type: ignore[assignment]
     """WaitExec returns when the command has ended or the wait is over, whichever is first; look at the state."""
     SignalExec: _aio.UnaryUnaryMultiCallable[_exec_service_pb2.SignalExecRequest, _exec_service_pb2.SignalExecResponse]  # type: ignore[assignment]
-    """SignalExec sends a signal, or cancels. Idempotent: an ended exec is returned as it is."""
+    """SignalExec sends a signal, or cancels. Idempotent: an ended exec is returned as it is. Errors: FAILED_PRECONDITION
+    (EXEC_NOT_STARTED: a queued exec can only be cancelled; EXEC_EXPIRED).
+    """
     ListExecs: _aio.UnaryUnaryMultiCallable[_exec_service_pb2.ListExecsRequest, _exec_service_pb2.ListExecsResponse]  # type: ignore[assignment]
     """ListExecs returns the sandbox's commands, newest first, in pages."""
     Exec: _aio.UnaryStreamMultiCallable[_exec_service_pb2.ExecRequest, _exec_service_pb2.ExecResponse]  # type: ignore[assignment]
@@ -99,9 +109,11 @@ class ExecServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_exec_service_pb2.StartExecResponse, _abc.Awaitable[_exec_service_pb2.StartExecResponse]]:
         """StartExec starts a command, or queues it behind the serial ones. Idempotent by exec_id while the sandbox lives: a repeat
-        starts nothing and returns the exec as it stands. Errors: INVALID_ARGUMENT (field named), ALREADY_EXISTS (the exec id was used with
-        another spec), FAILED_PRECONDITION (EXEC_EXPIRED: it ended and is no longer kept; CWD_NOT_FOUND, CWD_NOT_A_DIRECTORY,
-        COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE, SHELL_NOT_FOUND, USER_NOT_FOUND, USER_NOT_AVAILABLE: it could not start).
+        starts nothing and returns the exec as it stands. Errors: INVALID_ARGUMENT (field named; ARGUMENTS_TOO_LARGE), ALREADY_EXISTS
+        (EXEC_ID_REUSED: the exec id was used with another spec), FAILED_PRECONDITION (EXEC_EXPIRED: it ended and is no longer kept;
+        CWD_NOT_FOUND, CWD_NOT_A_DIRECTORY, CWD_NOT_ACCESSIBLE, COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE, SHELL_NOT_FOUND,
+        USER_NOT_FOUND, USER_NOT_AVAILABLE: it could not start), RESOURCE_EXHAUSTED (TOO_MANY_EXECS, PROCESS_LIMIT, NO_SPACE),
+        UNAVAILABLE (SECRET_ENV_PENDING: the secret environment has not arrived yet).
         """
 
     @_abc_1.abstractmethod
@@ -111,7 +123,8 @@ class ExecServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_exec_service_pb2.ReadOutputResponse], _abc.AsyncIterator[_exec_service_pb2.ReadOutputResponse]]:
         """ReadOutput streams output from an offset on, follows a running command and ends after its result. Any number of readers;
-        a late one gets everything that is retained. Errors: NOT_FOUND, OUT_OF_RANGE (offset past the end of an ended exec).
+        a late one gets everything that is retained. Errors: NOT_FOUND, FAILED_PRECONDITION (EXEC_EXPIRED), OUT_OF_RANGE
+        (OFFSET_OUT_OF_RANGE: past the end of an ended exec).
         """
 
     @_abc_1.abstractmethod
@@ -128,7 +141,9 @@ class ExecServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _exec_service_pb2.SignalExecRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_exec_service_pb2.SignalExecResponse, _abc.Awaitable[_exec_service_pb2.SignalExecResponse]]:
-        """SignalExec sends a signal, or cancels. Idempotent: an ended exec is returned as it is."""
+        """SignalExec sends a signal, or cancels. Idempotent: an ended exec is returned as it is. Errors: FAILED_PRECONDITION
+        (EXEC_NOT_STARTED: a queued exec can only be cancelled; EXEC_EXPIRED).
+        """
 
     @_abc_1.abstractmethod
     def ListExecs(

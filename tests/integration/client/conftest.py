@@ -60,13 +60,14 @@ async def shaky(proxy: Proxy, platform: PlatformProcess) -> AsyncIterator[AsyncS
 
 
 @pytest.fixture
-def program(platform: PlatformProcess, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+def program(platform: PlatformProcess, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts a Python program that finds the platform by its profile."""
+    started: list[subprocess.Popen[str]] = []
 
     def start(source: str, *arguments: str) -> subprocess.Popen[str]:
         path = tmp_path / "program.py"
         path.write_text(source)
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, str(path), *arguments],
             env=platform.client_environment(),
             stdin=subprocess.DEVNULL,
@@ -74,5 +75,10 @@ def program(platform: PlatformProcess, tmp_path: Path) -> Callable[..., subproce
             stderr=subprocess.PIPE,
             text=True,
         )
+        started.append(process)
+        return process
 
-    return start
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -56,9 +56,6 @@ if TYPE_CHECKING:
         UnsafeArchive,
         Violation,
     )
-    from orchard._client.files import (
-        Progress,
-    )
     from orchard._client.options import (
         Command,
         CreateOptions,
@@ -76,10 +73,15 @@ if TYPE_CHECKING:
         AsyncSandbox,
     )
     from orchard._client.sync import (
+        SandboxClient,
+    )
+    from orchard._client.sync_sandbox import (
         ExecStream,
         Process,
         Sandbox,
-        SandboxClient,
+    )
+    from orchard._client.transfers import (
+        Progress,
     )
     from orchard._client.types import (
         ApiKey,
@@ -217,7 +219,7 @@ _MODULES = {
         "UnsafeArchive",
         "Violation",
     ),
-    "files": ("Progress",),
+    "transfers": ("Progress",),
     "options": (
         "Command",
         "CreateOptions",
@@ -232,12 +234,8 @@ _MODULES = {
         "load_profile",
     ),
     "sandbox": ("AsyncSandbox",),
-    "sync": (
-        "ExecStream",
-        "Process",
-        "Sandbox",
-        "SandboxClient",
-    ),
+    "sync": ("SandboxClient",),
+    "sync_sandbox": ("ExecStream", "Process", "Sandbox"),
     "types": (
         "ApiKey",
         "ExecEnd",

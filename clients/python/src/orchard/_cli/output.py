@@ -16,7 +16,7 @@ import typer
 
 if TYPE_CHECKING:
     from orchard import SandboxClient
-    from orchard._client.files import Progress
+    from orchard._client.transfers import Progress
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for programs.")]
 

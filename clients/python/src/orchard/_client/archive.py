@@ -116,6 +116,7 @@ def unpack(archive: IO[bytes], target: Path, unsafe_links: UnsafeLinks) -> int:
     with tarfile.open(fileobj=archive, mode="r:") as tar:
         checked = (_check(member, target, unsafe_links) for member in tar)
         members = [member for member in checked if member is not None]
+        _check_places(members, target)
         target.mkdir(parents=True, exist_ok=True)
         directories = [m for m in members if m.isdir()]
         for member in members:
@@ -158,6 +159,18 @@ def _check(member: tarfile.TarInfo, target: Path, unsafe_links: UnsafeLinks) -> 
     # No bits that give rights on this machine: no setuid, nothing for others to write.
     member.mode = member.mode & 0o755 or 0o644
     return member
+
+
+def _check_places(members: Sequence[tarfile.TarInfo], target: Path) -> None:
+    """Refuse an archive in which something stands below a link, or a folder where a link is."""
+    links = {tuple(_parts(member.name)) for member in members if member.issym()}
+    for member in members:
+        parts = _parts(member.name)
+        depth = len(parts) + 1 if member.isdir() else len(parts)
+        if any(tuple(parts[:length]) in links for length in range(1, depth)):
+            raise UnsafeArchive(
+                f"entry {member.name!r} would go through a link, out of {target}", metadata={"entry": member.name}
+            )
 
 
 def _leaves(member: tarfile.TarInfo) -> bool:

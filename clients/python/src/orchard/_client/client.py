@@ -25,6 +25,7 @@ from orchard._client.options import (
 from orchard._client.profile import load_profile
 from orchard._client.sandbox import AsyncSandbox
 from orchard._client.session import Session
+from orchard._client.transport import CallContext
 from orchard._client.types import SandboxInfo, SandboxState, Usage, Version
 from orchard._client.units import Seconds, duration_seconds, seconds_of
 from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
@@ -151,16 +152,17 @@ class AsyncSandboxClient:
         keep_alive: bool,
     ) -> AsyncSandbox:
         sandbox_id = request.sandbox_id
-        with self._session.transport.operation("create", sandbox_id=sandbox_id):
+        with self._session.transport.operation("create", sandbox_id=sandbox_id) as operation:
+            context = self._session.transport.context(operation)
             # The call itself is never cut: whatever becomes of it is known, and undone if nobody wants it any more.
-            accepted = self._session.background.start(f"create {sandbox_id}", self._submit(request))
+            accepted = self._session.background.start(f"create {sandbox_id}", self._submit(request, context))
             try:
                 sandbox = AsyncSandbox(self._session, await asyncio.shield(accepted))
                 if keep_alive:
                     timeout = duration_seconds(request.spec.heartbeat_timeout)
                     self._session.heartbeats.add(sandbox.sandbox_id, timeout)
                 if wait:
-                    await self._ready(sandbox, request, seconds)
+                    await self._ready(sandbox, request, context, seconds)
             except BaseException as error:
                 if not isinstance(error, _REFUSED):
                     await self._session.background.shielded(f"undo {sandbox_id}", self._undo(accepted, request))
@@ -169,13 +171,13 @@ class AsyncSandboxClient:
             sandbox.detach()
         return sandbox
 
-    async def _submit(self, request: sandbox_service_pb2.CreateSandboxRequest) -> SandboxInfo:
+    async def _submit(self, request: sandbox_service_pb2.CreateSandboxRequest, context: CallContext) -> SandboxInfo:
         # The id may be taken by an earlier sandbox of this client, which stays tracked as it is.
         is_new = request.sandbox_id not in self._session.tracked
         if is_new:
             self._session.track(request.sandbox_id)
         try:
-            response = await self._session.transport.unary(lambda c: c.sandbox.CreateSandbox, request)
+            response = await self._session.transport.unary(lambda c: c.sandbox.CreateSandbox, request, context=context)
         except _REFUSED:
             if is_new:
                 self._session.untrack(request.sandbox_id)
@@ -185,7 +187,11 @@ class AsyncSandboxClient:
         return info
 
     async def _ready(
-        self, sandbox: AsyncSandbox, request: sandbox_service_pb2.CreateSandboxRequest, seconds: float | None
+        self,
+        sandbox: AsyncSandbox,
+        request: sandbox_service_pb2.CreateSandboxRequest,
+        context: CallContext,
+        seconds: float | None,
     ) -> None:
         deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
         for _ in range(_REPEATS):
@@ -196,7 +202,7 @@ class AsyncSandboxClient:
                 # The queue was lost before anything was made: asked again, the platform takes the same request anew.
                 if error.reason != "QUEUE_LOST":
                     raise
-                await self._submit(request)
+                await self._submit(request, context)
             else:
                 return
         raise errors.SandboxStartFailed("the create was lost in the queue, again and again", reason="QUEUE_LOST")

@@ -50,14 +50,20 @@ class AsyncExecStream:
                 yield chunk
 
     async def _chunks(self) -> AsyncGenerator[OutputChunk, None]:
-        try:
-            async with aclosing(self._run.stream()) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-        finally:
-            if self._run.result is None:
-                await self._run.abandon()
-        raise_unless_result(self._run.ended())
+        run = self._run
+        with run.transport.operation("exec", sandbox_id=run.sandbox_id, exec_id=run.exec_id) as operation:
+            run.context = run.transport.context(operation)
+            try:
+                async with aclosing(run.stream()) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+            finally:
+                if run.result is None:
+                    await run.abandon()
+            result = run.ended()
+            if operation is not None:
+                operation.set(ended=str(result.ended), exit_code=result.exit_code, output_size=result.output_size)
+        raise_unless_result(result)
 
 
 class AsyncProcess:

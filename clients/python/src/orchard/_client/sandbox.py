@@ -10,11 +10,12 @@ from typing import Any, Final, Self, Unpack
 from orchard._client import errors
 from orchard._client.convert import exec_info, sandbox_info
 from orchard._client.execs import Run, describe, new_exec_id, raise_unless_result
-from orchard._client.files import AsyncFiles
 from orchard._client.options import Command, ExecOptions, exec_spec, with_options
+from orchard._client.patches import AsyncPatches
 from orchard._client.process import AsyncExecStream, AsyncProcess
 from orchard._client.session import Session
 from orchard._client.status import CallFailed
+from orchard._client.transfers import AsyncTransfers
 from orchard._client.types import ExecInfo, ExecResult, SandboxInfo, SandboxState
 from orchard._client.units import Seconds, duration, seconds_of
 from orchard.exec.v1 import exec_service_pb2
@@ -23,7 +24,7 @@ from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
 _log: Final = logging.getLogger("orchard")
 
 
-class AsyncSandbox(AsyncFiles):
+class AsyncSandbox(AsyncTransfers, AsyncPatches):
     """An isolated environment in which commands run and files live.
 
     `async with` deletes it at the end, unless it was only attached to. Every method raises SandboxLost once the

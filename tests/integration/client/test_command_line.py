@@ -1,0 +1,154 @@
+"""`orchard` against the real platform."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from orchard import ExecEnd, Sandbox, SandboxClient, SandboxState
+
+from tests.support.platform import PlatformProcess
+
+
+class Cli:
+    """Runs the command line as a user would."""
+
+    def __init__(self, platform: PlatformProcess) -> None:
+        self.environment = platform.client_environment()
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "orchard._cli.main", *arguments],
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def __call__(self, *arguments: str, stdin: bytes = b"") -> tuple[int, bytes, bytes]:
+        process = self.start(*arguments)
+        out, err = process.communicate(stdin, timeout=90)
+        return process.returncode, out, err
+
+    def json(self, *arguments: str) -> Any:
+        code, out, err = self(*arguments, "--json")
+        assert (code, err) == (0, b"")
+        return json.loads(out)
+
+
+@pytest.fixture(scope="session")
+def cli(platform: PlatformProcess) -> Cli:
+    return Cli(platform)
+
+
+def test_the_life_of_a_sandbox(cli: Cli, client: SandboxClient) -> None:
+    code, out, err = cli("create", "--label", "via=cli", "--env", "A=b", "--ttl", "10m")
+    assert (code, err) == (0, b"")
+    name = out.decode().strip()
+    # It outlives the command that made it.
+    assert client.get(name).info.state is SandboxState.READY
+    assert cli("wait", name) == (0, b"ready\n", b"")
+    assert cli("list", "--label", "via=cli", "--quiet") == (0, f"{name}\n".encode(), b"")
+    assert name in cli("list")[1].decode()
+    assert cli.json("get", name)["labels"] == {"via": "cli"}
+    assert cli("exec", name, "echo $A")[1] == b"b\n"
+    assert cli("rm", name) == (0, f"{name}\n".encode(), b"")
+    assert client.attach(name).wait_ended(60).state is SandboxState.DELETED
+    assert name in {found["sandbox_id"] for found in cli.json("list", "--all")}
+
+
+def test_exec_passes_bytes_streams_and_the_exit_code(cli: Cli, sandbox: Sandbox) -> None:
+    name = sandbox.sandbox_id
+    assert cli("exec", name, r"printf '\000\377'; echo err >&2; exit 42") == (42, b"\x00\xff", b"err\n")
+    assert cli("exec", name, "ls", "-d", "/tmp") == (0, b"/tmp\n", b"")
+    assert cli("exec", "--stdin", "--workdir", "/tmp", "--env", "X=1", name, "pwd; echo $X; cat", stdin=b"in") == (
+        0,
+        b"/tmp\n1\nin",
+        b"",
+    )
+    assert cli("exec", name, "kill -TERM $$")[0] == 143
+    code, out, err = cli("exec", "--timeout", "500ms", name, "echo partial; sleep 60")
+    assert (code, out) == (124, b"partial\n")
+    assert b"timed out" in err
+    assert cli("exec", name, "no-such-program", "x")[0] == 127
+    code, out, err = cli("exec", "no-such-sandbox", "true")
+    assert (code, out) == (125, b"")
+    assert b"no-such-sandbox" in err
+
+
+def test_exec_json_and_detach(cli: Cli, sandbox: Sandbox) -> None:
+    code, out, _err = cli("exec", "--json", sandbox.sandbox_id, "echo out; echo err >&2; exit 5")
+    document = json.loads(out)
+    assert (code, document["exit_code"], document["ended"]) == (5, 5, "exited")
+    assert (document["stdout"], document["stderr"]) == ("out\n", "err\n")
+    code, out, _err = cli("exec", "--detach", sandbox.sandbox_id, "exit 6")
+    assert code == 0
+    assert sandbox.process(out.decode().strip()).wait(30).exit_code == 6
+
+
+def test_ctrl_c_ends_the_remote_command(cli: Cli, sandbox: Sandbox) -> None:
+    process = cli.start("exec", "--concurrent", sandbox.sandbox_id, "echo $$ ready; sleep 300")
+    assert process.stdout is not None
+    assert process.stdout.readline().endswith(b"ready\n")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    newest = sandbox.list_execs()[0]
+    assert newest.command.endswith("sleep 300")
+    assert newest.ended is ExecEnd.KILLED
+
+
+def test_copies(cli: Cli, sandbox: Sandbox, tmp_path: Path) -> None:
+    name = sandbox.sandbox_id
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_bytes(b"\xffbytes")
+    assert cli("cp", str(tmp_path / "folder"), f"{name}:/tmp/cli") == (0, b"", b"")
+    assert cli("cp", f"{name}:/tmp/cli/file", str(tmp_path / "one")) == (0, b"", b"")
+    assert (tmp_path / "one").read_bytes() == b"\xffbytes"
+    assert cli.json("cp", f"{name}:/tmp/cli", str(tmp_path / "back"))
+    assert [path.name for path in (tmp_path / "back").iterdir()] == ["file"]
+    code, out, err = cli("cp", f"{name}:/none", str(tmp_path / "none"))
+    assert (code, out) == (1, b"")
+    assert b"FILE_NOT_FOUND" in err
+
+
+def test_administration(cli: Cli) -> None:
+    assert cli.json("version")["platform"]["runtime"] == "process"
+    made = cli.json("keys", "create", "--name", "from cli", "--ttl", "1h")
+    assert made["secret"]
+    key_id = made["key"]["key_id"]
+    assert key_id in cli("keys", "list")[1].decode()
+    assert cli("keys", "revoke", key_id) == (0, f"{key_id}\n".encode(), b"")
+    assert isinstance(cli.json("usage", "--since", "1d"), list)
+    code, _out, err = cli("keys", "create", "--role", "emperor")
+    assert code == 1
+    assert b"roles" in err
+
+
+def test_removing_what_is_not_there_fails_and_goes_on(cli: Cli) -> None:
+    made = cli("create")[1].decode().strip()
+    code, out, err = cli("rm", "not-there", made)
+    assert (code, out) == (1, f"{made}\n".encode())
+    assert b"not-there" in err
+
+
+def test_completion_knows_the_sandboxes(cli: Cli, sandbox: Sandbox) -> None:
+    environment = {
+        **cli.environment,
+        "_ORCHARD_COMPLETE": "complete_bash",
+        "COMP_WORDS": "orchard get sb",
+        "COMP_CWORD": "2",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.argv = ['orchard']; from orchard._cli.main import main; main()"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert sandbox.sandbox_id in done.stdout.split()

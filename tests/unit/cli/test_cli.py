@@ -1,0 +1,225 @@
+"""The command line without a platform."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Annotated
+
+import orchard
+import pytest
+import typer
+from orchard import ExecEnd
+from orchard._cli import output, plugins
+from orchard._cli.copying import parse_place
+from orchard._cli.execution import exit_code
+from orchard._cli.main import app
+from typer.testing import CliRunner
+
+from tests.unit.client.test_values import result
+
+runner = CliRunner()
+
+
+def cli(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "orchard._cli.main", *arguments],
+        env={**os.environ, "ORCHARD_CONFIG_DIR": "/nowhere", "NO_COLOR": "1", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("sb-1:/work", ("sb-1", "/work")),
+        ("sb-1:", ("sb-1", "")),
+        ("sb-1:a:b", ("sb-1", "a:b")),
+        ("./sb-1:x", ("", "./sb-1:x")),
+        ("/tmp/a:b", ("", "/tmp/a:b")),
+        ("plain", ("", "plain")),
+        ("Upper:x", ("", "Upper:x")),
+    ],
+)
+def test_places(text: str, place: tuple[str, str]) -> None:
+    assert parse_place(text) == place
+
+
+@pytest.mark.parametrize(
+    ("ended", "code", "signal", "expected"),
+    [
+        (ExecEnd.EXITED, 0, 0, 0),
+        (ExecEnd.EXITED, 42, 0, 42),
+        (ExecEnd.SIGNALLED, -1, 15, 143),
+        (ExecEnd.TIMED_OUT, -1, 0, 124),
+        (ExecEnd.KILLED, -1, 15, 137),
+        (ExecEnd.OUT_OF_MEMORY, -1, 9, 137),
+        (ExecEnd.UNKNOWN, -1, 0, 125),
+    ],
+)
+def test_exit_codes(ended: ExecEnd, code: int, signal: int, expected: int) -> None:
+    assert exit_code(result(ended=ended, exit_code=code, signal=signal)) == expected
+
+
+def test_json_of_values() -> None:
+    moment = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
+    value = {"bytes": b"\xff", "text": b"t", "enum": ExecEnd.EXITED, "when": moment, "list": (1, None)}
+    assert output.to_json(value) == {
+        "bytes": {"base64": "/w=="},
+        "text": "t",
+        "enum": "exited",
+        "when": "2026-01-02T00:00:00+00:00",
+        "list": [1, None],
+    }
+
+
+def test_errors_are_one_sentence_with_reason_and_fix() -> None:
+    text = output.describe(orchard.SandboxNotFound("there is no sandbox 'x'"))
+    assert text == "there is no sandbox 'x' [SANDBOX_NOT_FOUND]; `orchard list --all` shows which there are"
+
+
+def test_help_is_fast_and_lists_every_command() -> None:
+    cli("--help")
+    before = os.times()
+    done = cli("--help")
+    after = os.times()
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    for name in ("create", "list", "get", "exec", "cp", "rm", "wait", "usage", "keys", "version"):
+        assert f" {name} " in done.stdout
+    # Processor time, since other work on the machine must not fail a test.
+    assert spent < 1.0, f"{spent:.2f} s"
+
+
+def test_help_loads_no_client() -> None:
+    code = (
+        "import sys, orchard._cli.main;assert not [m for m in sys.modules if m.startswith(('grpc', 'orchard._client'))]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("exec",),
+        ("exec", "sb"),
+        ("cp", "a", "b"),
+        ("cp", "sb:/a", "sb:/b"),
+        ("rm",),
+        ("create", "--env", "novalue"),
+        ("create", "--ttl", "soon"),
+        ("list", "--watch", "--json"),
+        ("no-such-command",),
+    ],
+)
+def test_wrong_usage_exits_with_2_and_says_so_on_stderr(arguments: tuple[str, ...]) -> None:
+    done = cli(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(("list", "--json"), 1), (("create",), 1), (("exec", "sb", "true"), 125), (("version",), 1)],
+)
+def test_no_platform_is_one_clear_sentence(arguments: tuple[str, ...], code: int) -> None:
+    done = cli(*arguments)
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "orchard up" in done.stderr
+
+
+def test_an_endpoint_where_nobody_listens() -> None:
+    done = cli("list", ORCHARD_ENDPOINT="127.0.0.1:1", ORCHARD_API_KEY="k")
+    assert done.returncode == 1
+    assert done.stderr.startswith("orchard: cannot reach Orchard at 127.0.0.1:1 (")
+    assert "Traceback" not in done.stderr
+
+
+# Plugins
+
+
+def hello(name: Annotated[str, typer.Option(help="Whom.")] = "you") -> None:
+    """Say hello."""
+    typer.echo(f"hello {name}")
+
+
+group = typer.Typer(help="A group.")
+
+
+@group.command("one")
+def one() -> None:
+    """The first."""
+    typer.echo("one")
+
+
+@group.command("two")
+def two() -> None:
+    """The second."""
+    raise orchard.SandboxNotFound("no such thing")
+
+
+single = typer.Typer()
+single.command()(hello)
+BROKEN = "not callable"
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules[__name__]
+    monkeypatch.setitem(sys.modules, "plugin_under_test", module)
+    entries = [
+        EntryPoint(name, f"plugin_under_test:{attribute}", plugins.GROUP)
+        for name, attribute in {"hello": "hello", "group": "group", "single": "single", "broken": "BROKEN"}.items()
+    ]
+    entries.append(EntryPoint("absent", "no_such_module:x", plugins.GROUP))
+
+    def entry_points(group: str, name: str = "") -> list[EntryPoint]:
+        assert group == plugins.GROUP
+        return [entry for entry in entries if not name or entry.name == name]
+
+    monkeypatch.setattr(plugins, "entry_points", entry_points)
+
+
+@pytest.mark.usefixtures("found")
+def test_functions_and_typers_become_commands() -> None:
+    assert runner.invoke(app, ["hello", "--name", "me"]).stdout == "hello me\n"
+    assert runner.invoke(app, ["single"]).stdout == "hello you\n"
+    assert runner.invoke(app, ["group", "one"]).stdout == "one\n"
+    shown = runner.invoke(app, ["--help"]).stdout
+    assert "Say hello." in shown
+    assert "A group." in shown
+
+
+@pytest.mark.usefixtures("found")
+def test_errors_of_plugins_look_like_all_others() -> None:
+    done = runner.invoke(app, ["group", "two"])
+    assert done.exit_code == 1
+    assert done.stderr.startswith("orchard: no such thing [SANDBOX_NOT_FOUND]")
+
+
+@pytest.mark.usefixtures("found")
+@pytest.mark.parametrize("name", ["absent", "broken"])
+def test_a_broken_plugin_says_so_and_harms_no_other(name: str) -> None:
+    done = runner.invoke(app, [name])
+    assert done.exit_code == 1
+    assert "cannot be loaded" in done.stderr
+    assert runner.invoke(app, ["--help"]).exit_code == 0
+    assert runner.invoke(app, ["hello"]).exit_code == 0
+
+
+def test_completion_without_a_platform_is_silent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ORCHARD_CONFIG_DIR", str(tmp_path))
+    monkeypatch.delenv("ORCHARD_ENDPOINT", raising=False)
+    assert output.complete_sandbox("sb") == []
+    (tmp_path / "profile.json").write_text(json.dumps({"endpoint": "127.0.0.1:1", "api_key": "k"}))
+    assert output.complete_sandbox("sb") == []

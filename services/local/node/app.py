@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -53,13 +54,19 @@ async def node(settings: NodeSettings, tasks: TaskGroup, telemetry: Telemetry | 
     try:
         yield server
     finally:
-        await server.stop(notice_seconds=settings.stop_notice_seconds)
-        await tasks.close()
-        await runtime.close()
-        zygote.close()
-        reaper.close()
         if own_end is not None:
             os.close(own_end)
+        await server.stop(notice_seconds=settings.stop_notice_seconds)
+        await tasks.close()
+        await runtime.close(platform_ends=_has_ended(lifeline))
+        zygote.close()
+        reaper.close()
+
+
+def _has_ended(lifeline: int) -> bool:
+    poll = select.poll()
+    poll.register(lifeline, select.POLLIN)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
 def _lifeline(settings: NodeSettings) -> tuple[int, int | None]:

@@ -172,8 +172,18 @@ class ProcessRuntime:
         await asyncio.get_running_loop().run_in_executor(self._threads, self._remove_all_but_files, uid)
         await self.remove_tree(self._machine.sandbox_folder(uid))
 
-    async def close(self) -> None:
-        """Stop watching over sandboxes; they live on."""
+    async def close(self, *, platform_ends: bool) -> None:
+        """Stop watching over sandboxes. They live on, unless the platform ends: then their groups are removed."""
+        if platform_ends:
+            ends = [asyncio.ensure_future(live.ended.wait()) for live in self._live.values()]
+            if ends:
+                await asyncio.wait(ends, timeout=_KILL_SECONDS)
+            for end in ends:
+                end.cancel()
+            try:
+                await asyncio.to_thread(cgroups.remove_others, self._machine.cgroups, ())
+            except OSError as error:
+                _log.warning("control groups are left for the next start to remove", error=str(error))
         for live in list(self._live.values()):
             self._forget(live)
         self._live.clear()

@@ -288,6 +288,18 @@ async def test_all_sandboxes_end_with_the_lifeline(leveled: NodeProcess) -> None
         assert not box.folder.exists()
 
 
+async def test_nothing_is_left_of_a_platform_that_ends(node: NodeProcess) -> None:
+    boxes = [await node.box() for _ in range(3)]
+    pids = [pid for box in boxes for pid in (box.init_pid, box.agent_pid)]
+    groups = {path.parent for box in boxes for path in Path("/sys/fs/cgroup").glob(f"*/orchard-*/{box.uid}")}
+    assert groups or os.geteuid() != 0
+    node.cut_lifeline()
+    assert await asyncio.to_thread(node.process.wait, PATIENCE) == 0
+    for pid in pids:
+        await gone(pid)
+    assert not [path for path in groups if path.exists()]
+
+
 @pytest.mark.parametrize("delay", [0.0, 0.005, 0.02, 0.05])
 async def test_half_made_sandboxes_are_cleaned_up(node: NodeProcess, delay: float) -> None:
     """The daemon is killed at some moment of ten starts."""

@@ -80,13 +80,13 @@ class Run:
         if response.exec.state == exec_pb2.EXEC_STATE_ENDED and response.output_complete:
             self.chunks = [(stream_name(chunk.stream), chunk.data) for chunk in response.output]
             return self.end(response.exec.result)
-        async for chunk in self.follow(self.read_output):
+        async for chunk in self.follow(self.read_output, text=False):
             self.chunks.append((chunk.stream, chunk.data))
         return self.ended()
 
     async def collect(self) -> ExecResult:
         """The result of a started command with all its retained output."""
-        async for chunk in self.follow(self.read_output):
+        async for chunk in self.follow(self.read_output, text=False):
             self.chunks.append((chunk.stream, chunk.data))
         return self.ended()
 
@@ -114,10 +114,10 @@ class Run:
                 yield chunk
 
     async def follow(
-        self, method: Callable[[Connection], Callable[..., Any]], *, follow: bool = True
+        self, method: Callable[[Connection], Callable[..., Any]], *, follow: bool = True, text: bool = True
     ) -> AsyncGenerator[OutputChunk, None]:
         """Yield output from `offset` on until the end, which sets `result`; re-attaches when the stream breaks."""
-        decoders = StreamDecoders()
+        decoders = StreamDecoders() if text else None
         retry = self.transport.retry()
         while True:
             try:
@@ -140,8 +140,8 @@ class Run:
                 await self._reattach(retry)
             except CallFailed as error:
                 await self.transport.pause_or_raise(error, retry, self.sandbox_id)
-        for name, text in decoders.finish():
-            yield OutputChunk(name, b"", text, self.offset)
+        for name, rest in decoders.finish() if decoders is not None else ():
+            yield OutputChunk(name, b"", rest, self.offset)
 
     async def _reattach(self, retry: Retry) -> None:
         """A stream that ended without a result was cut by a server that stopped in order."""
@@ -159,7 +159,7 @@ class Run:
             sandbox_id=self.sandbox_id, exec_id=self.exec_id, offset=self.offset, no_follow=not follow
         )
 
-    def _take(self, response: Any, decoders: StreamDecoders) -> OutputChunk | None:
+    def _take(self, response: Any, decoders: StreamDecoders | None) -> OutputChunk | None:
         """The next chunk, in sequence; None for what is no output."""
         event = response.WhichOneof("event")
         if event == "gap":
@@ -178,7 +178,7 @@ class Run:
         self.missing += missing
         self.offset = offset + len(data)
         name = stream_name(response.chunk.stream)
-        return OutputChunk(name, data, decoders.decode(name, data), offset, missing)
+        return OutputChunk(name, data, decoders.decode(name, data) if decoders else "", offset, missing)
 
     async def wait(self, timeout: float | None) -> exec_pb2.Exec:
         """The command once it has ended, or as it stands after `timeout` seconds (None: no end)."""

@@ -15,6 +15,8 @@ from orchard._client.runtime import leak
 T = TypeVar("T")
 
 _CLEANUP_SECONDS: Final = 20.0
+# A signal that comes just before the main thread blocks is seen only when it wakes up again.
+_SIGNAL_SECONDS: Final = 0.5
 _END: Final = object()
 
 
@@ -56,13 +58,15 @@ class Portal:
             raise RuntimeError("the synchronous client cannot be used from its own callbacks")
         job = _Job(work)
         loop.call_soon_threadsafe(job.start)
+        slice_seconds = _SIGNAL_SECONDS if threading.current_thread() is threading.main_thread() else None
         try:
-            return cast("T", job.future.result())
+            while not job.finished.wait(slice_seconds):
+                pass
         except BaseException:
-            if not job.future.done():
-                loop.call_soon_threadsafe(job.cancel)
-                concurrent.futures.wait([job.future], timeout=_CLEANUP_SECONDS)
+            loop.call_soon_threadsafe(job.cancel)
+            job.finished.wait(_CLEANUP_SECONDS)
             raise
+        return cast("T", job.future.result())
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
         """The items of an async iterator, which is closed when the iteration is left."""
@@ -90,6 +94,7 @@ class _Job:
         self._work = work
         self._task: asyncio.Task[Any] | None = None
         self.future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self.finished = threading.Event()
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._work)
@@ -106,6 +111,7 @@ class _Job:
             self.future.set_exception(error)
         else:
             self.future.set_result(task.result())
+        self.finished.set()
 
 
 async def _step(items: AsyncIterator[Any]) -> Any:

@@ -54,6 +54,8 @@ app = typer.Typer(
     help="Isolated sandboxes for agentic modelling: create them, run commands in them, move files.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    # Help by rich looks alike and takes 0.2 s longer.
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(commands.create)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypedDict, TypeVar, get_type_hints
+from typing import Any, Final, TypedDict, TypeVar
 
 from orchard._client.errors import InvalidArgument
 from orchard._client.types import Network
@@ -124,9 +124,10 @@ def with_options(options: type) -> Callable[[F], F]:
 
 
 def _check_names(function: str, given: Mapping[str, Any], options: type) -> None:
-    unknown = sorted(set(given) - set(get_type_hints(options)))
-    if unknown:
-        raise TypeError(f"{function}() got an unexpected keyword argument {unknown[0]!r}")
+    # The keys alone: resolving the hints would cost each command half a millisecond.
+    for name in given:
+        if name not in options.__annotations__:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 def exec_spec(command: Command, options: ExecOptions, *, background: bool = False) -> exec_pb2.ExecSpec:

@@ -128,7 +128,12 @@ class UsageRecorder:
         """Write for ever."""
         unwritten: dict[str, SandboxUse] = {}
         while True:
-            for seen in await self._backlog.next(_FLUSH_SECONDS):
+            changes = await self._backlog.next(_FLUSH_SECONDS)
+            if changes:
+                # One statement a second, however many sandboxes come and go.
+                await asyncio.sleep(_FLUSH_SECONDS)
+                changes += await self._backlog.next(0)
+            for seen in changes:
                 unwritten[seen.uid] = self._use(seen)
             try:
                 if self._synced is not None:

@@ -34,7 +34,9 @@ async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetr
     health = Health([watch_cache.DEPENDENCY, reconcile.STORE_DEPENDENCY])
     store = LeaseStore(settings.redis_url.get_secret_value())
     runtime = NodeRuntime(settings.node_address)
-    dispatcher = Dispatcher(store, runtime, claim_seconds=settings.claim_seconds)
+    dispatcher = Dispatcher(
+        store, runtime, claim_seconds=settings.claim_seconds, starts_in_flight=settings.starts_in_flight
+    )
     reconciler = Reconciler(store, runtime, dispatcher, health, grace_seconds=settings.grace_seconds)
     cache = WatchCache(settings.watcher_address, health, include_spec=True, on_change=reconciler.saw)
     scheduler = Scheduler(
@@ -65,8 +67,8 @@ async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetr
     tasks.start("wake waiters", reconciler.run_changes())
     tasks.start("end leases", reconciler.run_reaper())
     tasks.start("reconcile", reconciler.run_rounds())
+    tasks.start("start sandboxes", dispatcher.run_starts())
     for number in range(settings.starts_in_flight):
-        tasks.start(f"start sandboxes {number}", dispatcher.run_starts())
         tasks.start(f"delete sandboxes {number}", dispatcher.run_deletes())
     await server.start(settings.listen)
     try:

@@ -23,10 +23,11 @@ _DELETES_KEPT: Final = 100_000
 class Dispatcher:
     """Starts and deletes sandboxes."""
 
-    def __init__(self, store: LeaseStore, runtime: Runtime, *, claim_seconds: float) -> None:
+    def __init__(self, store: LeaseStore, runtime: Runtime, *, claim_seconds: float, starts_in_flight: int) -> None:
         self._store = store
         self._runtime = runtime
         self._claim_ms = int(claim_seconds * 1000)
+        self._starts_in_flight = starts_in_flight
         self._work = asyncio.Event()
         self._deletes: asyncio.Queue[Record] = asyncio.Queue(_DELETES_KEPT)
         self._deleting: set[str] = set()
@@ -43,30 +44,38 @@ class Dispatcher:
             self._deletes.put_nowait(record)
 
     async def run_starts(self) -> None:
-        """One of several workers: take and start creates for ever."""
+        """Take creates for ever and start them, a bounded number at once."""
         backoff = Backoff(0.1, 2.0)
-        while True:
-            # Cleared before looking: a create that arrives in between sets it again.
-            self._work.clear()
-            try:
-                record = await self._store.take(self._claim_ms)
-                backoff.reset()
-            except UnavailableError:
-                await asyncio.sleep(backoff.next())
-                continue
-            if record is None:
-                await self._idle()
-                continue
-            # Another worker may be idle and the queue long.
-            self._work.set()
-            self.starting += 1
-            try:
-                await self._start(record)
-            except UnavailableError as error:
-                _log.warning("a start was put off", sandbox_id=record.sandbox_id, why=error.message)
-                await asyncio.sleep(backoff.next())
-            finally:
-                self.starting -= 1
+        slots = asyncio.Semaphore(self._starts_in_flight)
+        async with asyncio.TaskGroup() as starts:
+            while True:
+                await slots.acquire()
+                # Cleared before looking: a create that arrives in between sets it again.
+                self._work.clear()
+                try:
+                    record = await self._store.take(self._claim_ms)
+                    backoff.reset()
+                except UnavailableError:
+                    slots.release()
+                    await asyncio.sleep(backoff.next())
+                    continue
+                if record is None:
+                    slots.release()
+                    await self._idle()
+                else:
+                    starts.create_task(self._start_within(slots, record), name=f"start {record.sandbox_id}")
+
+    async def _start_within(self, slots: asyncio.Semaphore, record: Record) -> None:
+        self.starting += 1
+        try:
+            await self._start(record)
+        except UnavailableError as error:
+            _log.warning("a start was put off", sandbox_id=record.sandbox_id, why=error.message)
+            # The slot stays taken for a moment, so that a runtime that is away is not asked in a tight loop.
+            await asyncio.sleep(_RETRY_MS / 1000)
+        finally:
+            self.starting -= 1
+            slots.release()
 
     async def _idle(self) -> None:
         try:

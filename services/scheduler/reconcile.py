@@ -139,28 +139,22 @@ class Reconciler:
         for seen in cache.living():
             if seen.state is State.FAILED or (seen.tenant, seen.sandbox_id) not in recorded:
                 await self._write(seen)
+        missing = [name for name in names if not _present(cache.get(*name))]
         absent: dict[str, int] = {}
-        for start in range(0, len(names), _AT_ONCE):
-            for record in await self._store.get_many(names[start : start + _AT_ONCE]):
-                if record is not None:
-                    await self._mend(record, cache, absent)
+        for start in range(0, len(missing), _AT_ONCE):
+            for record in await self._store.get_many(missing[start : start + _AT_ONCE]):
+                if record is not None and record.state is not State.QUEUED:
+                    await self._mend(record, absent)
         self._absent_since = absent
         while await self._store.sweep(_AT_ONCE) == _AT_ONCE:
             pass
 
-    async def _mend(self, record: Record, cache: WatchCache, absent: dict[str, int]) -> None:
-        """End a record whose sandbox is gone, and repeat a delete that got stuck.
+    async def _mend(self, record: Record, absent: dict[str, int]) -> None:
+        """End a record whose sandbox is gone.
 
         A sandbox counts as gone when this reconciler has missed it for the whole grace: a watcher that is behind, or a
         runtime that is busy, must not look like one that lost it.
         """
-        if record.state is State.QUEUED:
-            return
-        seen = cache.get(record.tenant, record.sandbox_id)
-        if seen is not None and seen.request_id == record.request_id and seen.state is not State.DELETED:
-            if record.state is State.DELETING:
-                self._dispatcher.delete_soon(record if record.uid else await self._adopted(record, seen))
-            return
         since = self._absent_since.get(record.request_id, now_ms())
         absent[record.request_id] = since
         if now_ms() - since < self._grace_ms:
@@ -171,10 +165,10 @@ class Reconciler:
             message = "it was removed without the platform being asked"
             await self._finish(record, State.FAILED, Reason.DELETED_EXTERNALLY, message)
 
-    async def _adopted(self, record: Record, seen: Observed) -> Record:
-        await self._store.started((record.tenant, record.sandbox_id), record.request_id, seen.uid)
-        return await self._scheduler.get(record.tenant, record.sandbox_id)
-
     async def _finish(self, record: Record, state: State, reason: Reason, message: str) -> None:
         _log.info("record ended by reconciling", sandbox_id=record.sandbox_id, state=state.name, reason=reason.name)
         await self._store.finish((record.tenant, record.sandbox_id), record.request_id, state, reason, message)
+
+
+def _present(seen: Observed | None) -> bool:
+    return seen is not None and seen.state is not State.DELETED

@@ -46,6 +46,8 @@ _MOUNT_ATTR_IDMAP: Final = 0x00100000
 _MOVE_MOUNT_F_EMPTY_PATH: Final = 4
 _KEYCTL_JOIN_SESSION_KEYRING: Final = 1
 _SECCOMP_SET_MODE_FILTER: Final = 1
+_SYSLOG_ACTION_READ_ALL: Final = 3
+_KERNEL_LOG_BYTES: Final = 256 << 10
 _CAPABILITY_VERSION_3: Final = 0x20080522
 
 # Numbers from 424 on are the same on every architecture.
@@ -139,6 +141,13 @@ def new_session_keyring() -> None:
     except OSError:
         # ENOSYS without CONFIG_KEYS, EPERM in a container that forbids it, EDQUOT never for a first ring.
         return
+
+
+def kernel_log() -> str:
+    """The newest part of the kernel's log, as far as this user may read it."""
+    buffer = ctypes.create_string_buffer(_KERNEL_LOG_BYTES)
+    size = _check(_libc.klogctl(_SYSLOG_ACTION_READ_ALL, buffer, _KERNEL_LOG_BYTES), "klogctl")
+    return buffer.raw[:size].decode(errors="replace")
 
 
 def seccomp(program: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from services.common.logs import get_logger
-from services.local.runtime import cgroups
+from services.local.runtime import cgroups, linux
 from services.local.runtime.cgroups import Limits
 from services.local.runtime.identity import Identity, has_ended, kill
 from services.local.runtime.model import Abilities, Ended, Image, Reason, Request
@@ -38,6 +39,7 @@ _KILL_SECONDS: Final = 10.0
 _LOCK_SECONDS: Final = 35.0
 _LOCK_POLL_SECONDS: Final = 0.01
 _MOST_RESTARTS: Final = 5
+_INIT_GRACE_SECONDS: Final = 1.0
 _RESTART_WINDOW_SECONDS: Final = 60.0
 
 
@@ -67,8 +69,6 @@ class ProcessRuntime:
         self._zygote = zygote
         self._public_keys_pem = public_keys_pem
         self._live: dict[str, _Live] = {}
-        # Kills by the kernel for lack of memory, of the whole machine, when last looked.
-        self._oom_kills = _oom_kills()
         self._ends: asyncio.Queue[Ended] = asyncio.Queue()
         # Removing files and groups blocks; two threads keep the cores busy and a flood of deletes bounded.
         self._mapped_removals = MappedRemovals(machine.ids, zygote)
@@ -208,7 +208,6 @@ class ProcessRuntime:
     # Its processes
 
     def _watch_over(self, uid: str, plan: Plan, limits: Limits, answer: Answer) -> _Live:
-        self._oom_kills = _oom_kills()
         live = _Live(plan=plan, limits=limits, init=answer.init, init_fd=answer.init_fd)
         self._live[uid] = live
         loop = asyncio.get_running_loop()
@@ -259,7 +258,11 @@ class ProcessRuntime:
         try:
             answer = await self._ask(uid, plan, live.limits)
         except (StartError, ZygoteError, OSError) as error:
-            if not live.deleting and not has_ended(live.init_fd):
+            # An init that is killed takes its agent first: then there is nothing to join, and no fault of the agent.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_INIT_GRACE_SECONDS):
+                    await live.ended.wait()
+            if not live.deleting and not live.ended.is_set():
                 await self._fail(uid, live, f"no fresh agent could be started: {error}")
             return
         os.close(answer.init_fd)
@@ -276,8 +279,7 @@ class ProcessRuntime:
         live.ended.set()
         if live.deleting:
             return
-        kills = _oom_kills()
-        if kills > self._oom_kills:
+        if _killed_for_memory(live.init.pid):
             end = Ended(uid, Reason.OOM, "the machine ran out of memory and ended it as a whole")
         else:
             end = Ended(uid, Reason.DELETED_EXTERNALLY, "its first process was ended from outside")
@@ -344,9 +346,12 @@ class ProcessRuntime:
         shutil.rmtree(self._machine.socket_folder(uid), ignore_errors=True)
 
 
-def _oom_kills() -> int:
-    text = Path("/proc/vmstat").read_text(encoding="ascii")
-    return int(text.partition("\noom_kill ")[2].partition("\n")[0] or 0)
+def _killed_for_memory(pid: int) -> bool:
+    """Whether the kernel says that it killed this very process. A counter of the machine would tell of others, too."""
+    try:
+        return f"Killed process {pid} (" in linux.kernel_log()
+    except OSError:
+        return False  # not ours to read (kernel.dmesg_restrict): then nothing is claimed
 
 
 def _stop_watching(descriptor: int) -> None:

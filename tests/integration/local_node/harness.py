@@ -58,9 +58,18 @@ class Box:
         self._metadata = ((AGENT_TOKEN_KEY, node.signer.agent_token(sandbox.uid)),)
 
     async def healthy(self) -> None:
-        await health_pb2_grpc.HealthStub(self.channel).Check(
-            health_pb2.HealthCheckRequest(service=self.uid), timeout=PATIENCE, wait_for_ready=True
-        )
+        """Wait until the agent answers. A call to one that was just killed is UNAVAILABLE: then again."""
+        stub = health_pb2_grpc.HealthStub(self.channel)
+        request = health_pb2.HealthCheckRequest(service=self.uid)
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                try:
+                    await stub.Check(request, timeout=PATIENCE, wait_for_ready=True)
+                except grpc.aio.AioRpcError as error:
+                    if error.code() != grpc.StatusCode.UNAVAILABLE:
+                        raise
+                else:
+                    return
 
     async def run(self, shell: str, *, user: str = "", timeout: float = 30, **fields: Any) -> Ended:
         """Run a shell string; output has stdout and stderr in one."""

@@ -1,6 +1,8 @@
 """Limits by control groups. They need root (or a delegated group); where there are none, GetNode says so."""
 
+import asyncio
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 from orchard.exec.v1 import exec_pb2
 from orchard.sandbox.v1 import sandbox_pb2
 
-from tests.integration.local_node.harness import RUNNING, NodeProcess
+from tests.integration.local_node.harness import FAILED, PATIENCE, RUNNING, NodeProcess
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="making control groups needs root: run the suite as root")
 # bash would try for half a minute; this says at once that it may not.
@@ -47,6 +49,27 @@ async def test_a_fork_bomb_stays_inside(node: NodeProcess) -> None:
     other = await node.box()
     assert (await other.ok("echo alive")).strip() == "alive"
     await node.delete(box.uid)
+
+
+@needs_root
+async def test_an_init_that_the_kernel_killed_for_memory_is_told_apart(node: NodeProcess) -> None:
+    """The kernel's own line is written by us: to run a shared machine out of memory is not a test."""
+    named, other = await node.box(), await node.box()
+    Path("/dev/kmsg").write_text(f"Out of memory: Killed process {named.init_pid} (3) total-vm:1kB, anon-rss:1kB\n")
+    expected = {
+        named.uid: sandbox_pb2.SANDBOX_REASON_OOM,
+        other.uid: sandbox_pb2.SANDBOX_REASON_DELETED_EXTERNALLY,
+    }
+    for box in (named, other):
+        os.kill(box.init_pid, signal.SIGKILL)
+    reasons = {}
+    async with asyncio.timeout(PATIENCE), node.watch() as events:
+        async for event in events:
+            if event.HasField("sandbox") and event.sandbox.phase == FAILED:
+                reasons[event.sandbox.uid] = event.sandbox.reason
+                if len(reasons) == 2:
+                    break
+    assert reasons == expected
 
 
 @needs_root

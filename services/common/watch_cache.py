@@ -7,6 +7,7 @@ snapshot is a diff, so sandboxes that vanished in between become DELETED and wak
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -35,6 +36,11 @@ Key = tuple[str, str]
 """Tenant and sandbox id."""
 
 
+def clock_ms() -> int:
+    """Milliseconds of a clock that no correction of the time moves, to measure how long something lasts."""
+    return int(time.monotonic() * 1000)
+
+
 class WatchCache:
     """Sandboxes as the watcher last told."""
 
@@ -56,8 +62,14 @@ class WatchCache:
         self._uid_of: dict[Key, str] = {}
         self._ended: OrderedDict[str, Observed] = OrderedDict()
         self._ended_uid_of: dict[Key, str] = {}
-        self._hub: Hub[Key, Observed] = Hub()
+        # One hub a key: in a burst of creates a waiter must not wake for every other sandbox's event.
+        self._waiters: dict[Key, Hub[Key, Observed]] = {}
         self.synced = False
+        """Whether the runtime's sandboxes were known once; they may be out of date since."""
+        self.live = False
+        """Whether they are known now: True from the end of a stream's snapshot until that stream is lost."""
+        self.heard_ms = 0
+        """When the watcher last said anything, in milliseconds of the clock that `clock_ms` reads."""
 
     def get(self, tenant: str, sandbox_id: str) -> Observed | None:
         """The living sandbox of this id, else the last one that ended and is still remembered."""
@@ -77,13 +89,18 @@ class WatchCache:
         """Wait until the sandbox is known and `enough`; returns what is known at the end of the wait."""
         key = (tenant, sandbox_id)
         deadline = asyncio.get_running_loop().time() + timeout_seconds
-        with self._hub.subscribe() as changes:
-            while True:
-                found = self.get(*key)
-                remaining = deadline - asyncio.get_running_loop().time()
-                if (found is not None and enough(found)) or remaining <= 0:
-                    return found
-                await changes.next(remaining)
+        hub = self._waiters.setdefault(key, Hub())
+        try:
+            with hub.subscribe() as changes:
+                while True:
+                    found = self.get(*key)
+                    remaining = deadline - asyncio.get_running_loop().time()
+                    if (found is not None and enough(found)) or remaining <= 0:
+                        return found
+                    await changes.next(remaining)
+        finally:
+            if not hub.subscribed:
+                self._waiters.pop(key, None)
 
     async def run(self) -> None:
         """Follow the watcher for ever."""
@@ -109,17 +126,19 @@ class WatchCache:
                         response = await call.read()
                     if not isinstance(response, watch_service_pb2.WatchSandboxesResponse):
                         return  # the end of the stream
+                    self.heard_ms = clock_ms()
                     if response.HasField("sandbox"):
                         if not synced:
                             seen.add(response.sandbox.uid)
                         self._apply(observed.from_proto(response.sandbox))
                     elif response.HasField("synced"):
                         self._drop_unseen(seen)
-                        synced = self.synced = True
+                        synced = self.synced = self.live = True
                         backoff.reset()
                         await self._health.well(DEPENDENCY)
                         self._on_synced()
             finally:
+                self.live = False
                 call.cancel()
 
     def _apply(self, new: Observed) -> None:
@@ -136,7 +155,8 @@ class WatchCache:
             self._by_uid[new.uid] = new
             self._uid_of[key] = new.uid
         self._on_change(new)
-        self._hub.publish(key, new)
+        if (hub := self._waiters.get(key)) is not None:
+            hub.publish(key, new)
 
     def _remember(self, key: Key, ended: Observed) -> None:
         self._ended[ended.uid] = ended

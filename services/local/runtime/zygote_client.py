@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from services.common.grpc_core import CORE_ENVIRONMENT
 from services.common.logs import get_logger
 from services.exec_agent.launcher import LauncherMissingError, open_launcher
 from services.local.runtime import cgroups
@@ -199,8 +200,8 @@ class Zygote:
 
 
 def _environment() -> dict[str, str]:
-    kept = ("PATH", "LANG", "PYTHONPATH", "VIRTUAL_ENV")
-    return {key: os.environ[key] for key in kept if key in os.environ} | {"PYTHONSAFEPATH": "1"}
+    kept = ("PATH", "LANG", "PYTHONPATH", "VIRTUAL_ENV", *CORE_ENVIRONMENT)
+    return {**CORE_ENVIRONMENT, **{key: os.environ[key] for key in kept if key in os.environ}, "PYTHONSAFEPATH": "1"}
 
 
 async def _receive(ours: socket.socket) -> tuple[bytes, list[int]]:

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from services.common.grpc_core import CORE_ENVIRONMENT
 from services.local.stores.command import Command
 from services.local.stores.postgres import Postgres, account_of_servers
 from services.local.stores.valkey import Valkey
@@ -84,7 +85,7 @@ class Layout:
 
     def service_environment(self, service: str) -> dict[str, str]:
         """The user's environment with a service's settings. The user's other ORCHARD_ variables reach it too."""
-        environment = {k: v for k, v in self.environment.items() if k not in _NOT_INHERITED}
+        environment = {**CORE_ENVIRONMENT, **{k: v for k, v in self.environment.items() if k not in _NOT_INHERITED}}
         root = str(Path(__file__).parents[3])
         inherited = environment.get("PYTHONPATH", "")
         environment |= {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,8 @@ _ISSUER: Final = "orchard-gateway"
 _ALGORITHM: Final = "EdDSA"
 _LIFETIME_SECONDS: Final = 600.0
 _CACHE_SIZE: Final = 4096
+_PEM_BLOCK: Final = re.compile(rb"-----BEGIN PUBLIC KEY-----(.*?)-----END PUBLIC KEY-----", re.DOTALL)
+_ED25519_PREFIX: Final = bytes.fromhex("302a300506032b6570032100")  # SubjectPublicKeyInfo of id-Ed25519
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +191,18 @@ def load_private_key(path: Path) -> Ed25519PrivateKey:
 
 
 def parse_public_keys(pem: bytes) -> tuple[Ed25519PublicKey, ...]:
-    """Every public key of a file that holds one or more in PEM."""
-    marker = b"-----BEGIN"
-    keys = [serialization.load_pem_public_key(marker + part) for part in pem.split(marker)[1:]]
-    if not keys or not all(isinstance(key, Ed25519PublicKey) for key in keys):
-        raise TypeError("expected one or more Ed25519 public keys in PEM")
-    return tuple(key for key in keys if isinstance(key, Ed25519PublicKey))
+    """Every public key of a file that holds one or more in PEM (RFC 8410).
+
+    Raises:
+        TypeError: something in it is not an Ed25519 public key.
+    """
+    keys = []
+    for block in _PEM_BLOCK.findall(pem):
+        # Read by hand: the general reader takes 2 ms, in every sandbox's start.
+        der = binascii.a2b_base64(block)
+        if len(der) != len(_ED25519_PREFIX) + 32 or not der.startswith(_ED25519_PREFIX):
+            raise TypeError("expected Ed25519 public keys in PEM, found another kind")
+        keys.append(Ed25519PublicKey.from_public_bytes(der[len(_ED25519_PREFIX) :]))
+    if not keys:
+        raise TypeError("expected one or more Ed25519 public keys in PEM, found none")
+    return tuple(keys)

@@ -124,3 +124,18 @@ def test_a_changed_token_is_refused(position: int) -> None:
     other = "A" if good[position] != "A" else "B"
     with pytest.raises(UnauthenticatedError):
         Verifier(parse_public_keys(public_pem(KEY)), "uid-1").verify(good[:position] + other + good[position + 1 :])
+
+
+def test_public_keys_are_read_as_the_general_reader_reads_them() -> None:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    pem = public_pem(KEY) + public_pem(generate_key())
+    first, second = parse_public_keys(pem)
+    assert first == serialization.load_pem_public_key(public_pem(KEY))
+    assert first != second
+    other = ec.generate_private_key(ec.SECP256R1()).public_key()
+    kind = serialization.PublicFormat.SubjectPublicKeyInfo
+    for bad in (b"", b"nonsense", other.public_bytes(serialization.Encoding.PEM, kind)):
+        with pytest.raises(TypeError, match="Ed25519"):
+            parse_public_keys(bad)

@@ -19,11 +19,11 @@ from tests.support.platform import PlatformProcess
 
 MEGABYTE: Final = 1_000_000
 TRUE: Final = ("sh", "-c", "true")
-PAPER_COMMANDS: Final = (
-    ("python3 -V", False),
-    ("ls /", False),
-    ("head -n 3 /etc/os-release", False),
-    ("head -n 3 /etc/os-release", True),
+PAPER_COMMANDS: Final[tuple[tuple[str | tuple[str, ...], bool], ...]] = (
+    (("python3", "-V"), False),
+    (("ls", "/"), False),
+    (("head", "-n", "3", "/etc/os-release"), False),
+    ("head -n 3 /etc/os-release", True),  # in a login shell
 )
 
 

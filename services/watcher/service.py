@@ -21,6 +21,7 @@ _log = get_logger(__name__)
 DEPENDENCY: Final = "runtime"
 _SILENCE_SECONDS: Final = 15.0  # three bookmark intervals of the runtime's stream
 _FIRST_PROBE_SECONDS: Final = 0.002
+_PROBES_AT_ONCE: Final = 32  # after a restart every agent is asked anew
 # A runtime revision is multiplied so that the watcher's own findings about it have room below the next one. Each
 # finding has a fixed number: two replicas that find the same thing give it the same revision.
 _STEPS: Final = 4
@@ -75,6 +76,7 @@ class Watcher:
         self._interval = probe_interval_seconds
         self._sandboxes: dict[str, Observed] = {}
         self._probes: dict[str, asyncio.Task[None]] = {}
+        self._probe_slots = asyncio.Semaphore(_PROBES_AT_ONCE)
         self._hub: Hub[str, Observed] = Hub()
         self._synced = False
 
@@ -87,6 +89,11 @@ class Watcher:
         if not self._synced:
             raise UnavailableError("this watcher has not seen the runtime yet; retry", reason="WATCHER_NOT_SYNCED")
         return list(self._sandboxes.values()), self._hub.subscribe()
+
+    @property
+    def synced(self) -> bool:
+        """Whether what this replica knows is what the runtime has: its stream is open and has told everything."""
+        return self._synced
 
     def wake(self) -> None:
         """Wake every subscriber, since the server stops."""
@@ -136,6 +143,9 @@ class Watcher:
                     backoff.reset()
                     await self._health.well(DEPENDENCY)
         finally:
+            # From here on the cache is frozen. Subscribers hear that their stream ends and keep what they have.
+            self._synced = False
+            self._hub.wake()
             await events.aclose()  # type: ignore[attr-defined]  # runtimes are async generators
 
     def _see(self, seen: Seen) -> None:
@@ -143,9 +153,12 @@ class Watcher:
         known = self._sandboxes.get(new.uid)
         if known is not None and new.revision <= known.revision:
             return
+        if known is not None:
+            # The runtime does not know it; whoever adds up use needs it also with the end.
+            new = replace(new, ready_ms=known.ready_ms)
         if new.state is State.STARTING and new.endpoint:
             if known is not None and known.state is State.READY and known.endpoint == new.endpoint:
-                self._put(replace(new, state=State.READY, ready_ms=known.ready_ms, revision=new.revision + _STEP_READY))
+                self._put(replace(new, state=State.READY, revision=new.revision + _STEP_READY))
                 return
             if new.uid not in self._probes:
                 task = asyncio.get_running_loop().create_task(
@@ -165,23 +178,29 @@ class Watcher:
             _log.error("probe died", uid=uid, exc_info=error)
 
     async def _probe(self, uid: str, timeout_seconds: float) -> None:
-        """Ask until the agent answers, the sandbox leaves STARTING, or its start timeout is over."""
+        """Ask until the agent answers, the sandbox leaves STARTING, or the start timeout is over.
+
+        The time counts from here: a watcher that was restarted meets sandboxes of any age in STARTING.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         delay = _FIRST_PROBE_SECONDS
-        while (sandbox := self._sandboxes.get(uid)) is None or sandbox.state is State.STARTING:
-            if sandbox is not None:
-                if await self._prober.answers(sandbox.endpoint, uid):
-                    self._conclude(uid, _STEP_READY, lambda now: replace(now, state=State.READY, ready_ms=now_ms()))
-                    return
-                if now_ms() > sandbox.create_ms + timeout_seconds * 1000:
-                    message = f"its agent did not answer within the start timeout of {timeout_seconds:g} s"
-                    self._conclude(
-                        uid,
-                        _STEP_START_FAILED,
-                        lambda now, text=message: replace(  # type: ignore[misc]
-                            now, state=State.FAILED, reason=Reason.AGENT_START, message=text
-                        ),
-                    )
-                    return
+        while (sandbox := self._sandboxes.get(uid)) is not None and sandbox.state is State.STARTING:
+            async with self._probe_slots:
+                answers = await self._prober.answers(sandbox.endpoint, uid)
+            if answers:
+                self._conclude(uid, _STEP_READY, lambda now: replace(now, state=State.READY, ready_ms=now_ms()))
+                return
+            if loop.time() - began > timeout_seconds:
+                message = f"its agent did not answer within the start timeout of {timeout_seconds:g} s"
+                self._conclude(
+                    uid,
+                    _STEP_START_FAILED,
+                    lambda now, text=message: replace(  # type: ignore[misc]
+                        now, state=State.FAILED, reason=Reason.AGENT_START, message=text
+                    ),
+                )
+                return
             await asyncio.sleep(delay)
             delay = min(delay * 1.5, self._interval)
 

@@ -36,6 +36,10 @@ class WatchServicer(watch_service_pb2_grpc.WatchServiceServicer):
             yield response(synced=watch_service_pb2.Synced())
             while not self._stopping.is_set():
                 changes = await subscription.next(_BOOKMARK_SECONDS)
+                if not self._watcher.synced:
+                    raise UnavailableError(
+                        "this watcher has lost the runtime; start another stream", reason="WATCHER_NOT_SYNCED"
+                    )
                 for sandbox in changes:
                     yield response(sandbox=to_proto(sandbox, include_spec=request.include_spec))
                 if not changes:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from orchard.watch.v1 import watch_service_pb2
 
 from services.common.errors import UnavailableError
 from services.common.health import Health
@@ -13,6 +14,7 @@ from services.common.observed import Observed
 from services.common.states import Reason, State
 from services.common.times import now_ms
 from services.watcher.service import Bookmark, Seen, Synced, Watcher
+from services.watcher.servicer import WatchServicer
 
 BACKSTOP = 20
 
@@ -52,7 +54,8 @@ def seen(
     start_timeout: float = 60,
     **more,
 ) -> Seen:
-    observed = Observed("t", f"id-{uid}", uid, revision, state, endpoint=endpoint, create_ms=now_ms(), **more)
+    more = {"create_ms": now_ms(), **more}
+    observed = Observed("t", f"id-{uid}", uid, revision, state, endpoint=endpoint, **more)
     return Seen(observed, start_timeout)
 
 
@@ -117,6 +120,67 @@ async def test_an_agent_that_never_answers_fails_the_sandbox() -> None:
         failed = await until(changes, "a", State.FAILED)
         assert failed.reason is Reason.AGENT_START
         assert "0.05 s" in failed.message
+
+
+async def test_an_old_sandbox_survives_probes_that_miss_after_a_restart_of_the_watcher() -> None:
+    async with watching() as (script, watcher):
+        script.put(seen("a", 5, start_timeout=30, create_ms=now_ms() - 120_000), Synced())
+        _, changes = await follow(watcher)
+        async with asyncio.timeout(BACKSTOP):
+            while len(script.asked) < 3:
+                await asyncio.sleep(0.001)
+        script.answering.add("a")
+        found = []
+        async with asyncio.timeout(BACKSTOP):
+            while State.READY not in found:
+                found += [change.state for change in await changes.next(BACKSTOP)]
+        assert State.FAILED not in found
+
+
+async def test_no_probe_outlives_its_sandbox() -> None:
+    async with watching() as (script, watcher):
+        script.put(Synced())
+        _, changes = await follow(watcher)
+        script.put(seen("a", 5))
+        await until(changes, "a", State.STARTING)
+        assert any(task.get_name() == "probe a" for task in asyncio.all_tasks())
+        script.put(seen("a", 6, State.DELETED))
+        await until(changes, "a", State.DELETED)
+        async with asyncio.timeout(BACKSTOP):
+            while any(task.get_name() == "probe a" for task in asyncio.all_tasks()):
+                await asyncio.sleep(0.001)
+
+
+async def test_the_end_of_a_sandbox_says_when_it_was_ready() -> None:
+    async with watching() as (script, watcher):
+        script.answering.add("a")
+        script.put(seen("a", 5), Synced())
+        _, changes = await follow(watcher)
+        ready = await until(changes, "a", State.READY)
+        script.put(seen("a", 6, State.FAILED, reason=Reason.OOM))
+        assert (await until(changes, "a", State.FAILED)).ready_ms == ready.ready_ms
+        script.put(seen("a", 7, State.DELETED))
+        assert (await until(changes, "a", State.DELETED)).ready_ms == ready.ready_ms > 0
+
+
+async def test_a_frozen_cache_is_not_served() -> None:
+    async with watching() as (script, watcher):
+        script.put(seen("a", 5), Synced())
+        await follow(watcher)
+        stream = WatchServicer(watcher, asyncio.Event()).WatchSandboxes(watch_service_pb2.WatchSandboxesRequest(), None)
+        async with asyncio.timeout(BACKSTOP):
+            while not (await anext(stream)).HasField("synced"):
+                pass
+            script.put(UnavailableError("cut"))
+            with pytest.raises(UnavailableError) as caught:
+                while True:
+                    await anext(stream)
+        assert caught.value.reason == "WATCHER_NOT_SYNCED"
+        with pytest.raises(UnavailableError):
+            watcher.subscribe()
+        script.put(seen("a", 5), Synced())
+        snapshot, _ = await follow(watcher)
+        assert [one.uid for one in snapshot] == ["a"]
 
 
 async def test_a_relist_is_a_diff() -> None:

@@ -163,6 +163,7 @@ async def test_a_patch_that_leaves_its_target(wire: Wire, sandbox: str) -> None:
         start = file_service_pb2.ApplyPatchStart(path="/tmp")
         yield file_service_pb2.ApplyPatchRequest(sandbox_id=sandbox, start=start)
         yield file_service_pb2.ApplyPatchRequest(data=b"--- /dev/null\n+++ b/../../etc/evil\n@@ -0,0 +1 @@\n+x\n")
+        yield file_service_pb2.ApplyPatchRequest(end=True)
 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await wire.files.ApplyPatch(requests(), metadata=wire.metadata, timeout=30)
@@ -175,6 +176,7 @@ async def test_a_patch_that_does_not_apply_says_which_hunk_and_why(wire: Wire, s
     async def requests():
         yield file_service_pb2.ApplyPatchRequest(sandbox_id=sandbox, start=file_service_pb2.ApplyPatchStart(path="/w"))
         yield file_service_pb2.ApplyPatchRequest(data=b"--- a/f\n+++ b/f\n@@ -1,3 +1,3 @@\n a\n-x\n+y\n c\n")
+        yield file_service_pb2.ApplyPatchRequest(end=True)
 
     report = await wire.files.ApplyPatch(requests(), metadata=wire.metadata, timeout=30)
     assert not report.applied

@@ -11,7 +11,7 @@ import grpc.aio
 from orchard.exec.v1 import file_pb2, file_service_pb2
 from orchard.exec.v1.file_service_pb2_grpc import FileServiceServicer
 
-from services.common.errors import InvalidArgumentError
+from services.common.errors import InvalidArgumentError, UnavailableError
 from services.common.validation import MEBIBYTE, Fields
 from services.exec_agent.files.errors import shown
 from services.exec_agent.files.listing import FileStatus
@@ -41,10 +41,11 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class _Piece(Protocol):
-    """A message of a client stream: a start or data."""
+    """A message of a client stream: a start, data or the end."""
 
     sandbox_id: str
     data: bytes
+    end: bool
 
     def WhichOneof(self, oneof_group: Any, /) -> Any: ...  # noqa: N802 (protobuf's name)
 
@@ -220,14 +221,29 @@ async def _first(messages: AsyncIterator[_PieceT]) -> _PieceT:
 
 
 async def _data(messages: AsyncIterator[_PieceT]) -> AsyncIterator[bytes]:
-    """The data of the messages that follow."""
+    """The data of the messages that follow, up to the end message.
+
+    Raises:
+        UnavailableError: there was none. A client that died or was cut off looks just like one that has sent all.
+    """
+    ended = False
     async for message in messages:
-        if message.WhichOneof("payload") != "data":
-            raise InvalidArgumentError.of("data", "every message after the first must bring data")
-        data = message.data
-        if len(data) > MEBIBYTE:
-            raise InvalidArgumentError.of("data", "must be at most 1 MiB a message; send it in smaller ones")
-        yield data
+        if ended:
+            raise InvalidArgumentError.of("end", "must be the last message")
+        payload = message.WhichOneof("payload")
+        if payload == "data":
+            data = message.data
+            if len(data) > MEBIBYTE:
+                raise InvalidArgumentError.of("data", "must be at most 1 MiB a message; send it in smaller ones")
+            yield data
+        elif payload == "end":
+            if not message.end:
+                raise InvalidArgumentError.of("end", "must be true; an upload that is given up is left without it")
+            ended = True
+        else:
+            raise InvalidArgumentError.of("data", "every message after the first must bring data or the end")
+    if not ended:
+        raise UnavailableError("the upload ended before its end message; send it again", reason="UPLOAD_CUT")
 
 
 class _Request(Protocol):

@@ -27,6 +27,7 @@ async def write(stub: FileServiceStub, path: str, data: bytes | AsyncIterable[by
         else:
             async for piece in data:
                 yield pb.WriteFileRequest(data=piece)
+        yield pb.WriteFileRequest(end=True)
 
     return (await stub.WriteFile(messages())).size
 
@@ -41,6 +42,7 @@ async def upload(stub: FileServiceStub, path: str, data: bytes, **start: Any) ->
         yield pb.UploadArchiveRequest(sandbox_id=S, start=pb.UploadArchiveStart(path=path, **start))
         for position in range(0, len(data), 65536):
             yield pb.UploadArchiveRequest(data=data[position : position + 65536])
+        yield pb.UploadArchiveRequest(end=True)
 
     return await stub.UploadArchive(messages())
 
@@ -55,6 +57,7 @@ async def patch(stub: FileServiceStub, path: str, data: bytes, **start: Any) -> 
         yield pb.ApplyPatchRequest(sandbox_id=S, start=pb.ApplyPatchStart(path=path, **start))
         for position in range(0, len(data), 1000):
             yield pb.ApplyPatchRequest(data=data[position : position + 1000])
+        yield pb.ApplyPatchRequest(end=True)
 
     return await stub.ApplyPatch(messages())
 
@@ -67,6 +70,7 @@ class Failure:
     metadata: dict[str, str]
     fields: list[str]
     message: str
+    retry_seconds: float = 0.0
 
 
 @contextlib.contextmanager
@@ -81,8 +85,11 @@ def fails() -> Iterator[Failure]:
     failure.fields = []
     for detail in status.details:
         info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+        retry = error_details_pb2.RetryInfo()
         if detail.Unpack(info):
             assert info.domain == DOMAIN
             failure.reason, failure.metadata = info.reason, dict(info.metadata)
+        elif detail.Unpack(retry):
+            failure.retry_seconds = retry.retry_delay.ToNanoseconds() / 1e9
         elif detail.Unpack(bad):
             failure.fields = [violation.field for violation in bad.field_violations]

@@ -80,6 +80,7 @@ async def test_archives_with_flat_memory(agent: AgentProcess, agent_stub: FileSe
         yield pb.UploadArchiveRequest(sandbox_id=S, start=pb.UploadArchiveStart(path="target"))
         async for message in agent_stub.DownloadArchive(pb.DownloadArchiveRequest(sandbox_id=S, path="source")):
             yield pb.UploadArchiveRequest(data=message.data)
+        yield pb.UploadArchiveRequest(end=True)
 
     result = await agent_stub.UploadArchive(messages())
     _, peak = agent.memory()

@@ -121,6 +121,10 @@ async def test_field_rules_of_streams(stub: FileServiceStub, work: Path) -> None
     first = pb.WriteFileRequest(sandbox_id=S, start=start)
     assert await send(stub.WriteFile, first, first) == ["data"]
     assert await send(stub.WriteFile, first, pb.WriteFileRequest(data=b"x" * ((1 << 20) + 1))) == ["data"]
+    data, end = pb.WriteFileRequest(data=b"x"), pb.WriteFileRequest(end=True)
+    assert await send(stub.WriteFile, first, data, pb.WriteFileRequest(end=False)) == ["end"]
+    assert await send(stub.WriteFile, first, data, end, data) == ["end"]
+    assert await send(stub.WriteFile, first, data, end, end) == ["end"]
     bad = pb.WriteFileStart(path="x", mode=0o10000, owner="o" * 300)
     assert await send(stub.WriteFile, pb.WriteFileRequest(sandbox_id=S, start=bad)) == ["start.mode", "start.owner"]
     bad_patch = pb.ApplyPatchStart(path="x", strip=33, fuzz=4)

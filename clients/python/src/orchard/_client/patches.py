@@ -89,6 +89,7 @@ class AsyncPatches(AsyncFiles):
             yield file_service_pb2.ApplyPatchRequest(sandbox_id=self._sandbox_id, start=start)
             for offset in range(0, len(data), _BLOCK):
                 yield file_service_pb2.ApplyPatchRequest(data=data[offset : offset + _BLOCK])
+            yield file_service_pb2.ApplyPatchRequest(end=True)
 
         with self._transport.operation("ApplyPatch", sandbox_id=self._sandbox_id) as operation:
             response = await self._transport.upload(

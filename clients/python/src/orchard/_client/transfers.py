@@ -72,6 +72,7 @@ class AsyncTransfers(AsyncFiles):
             async with aclosing(pieces()) as parts:
                 async for data in parts:
                     yield file_service_pb2.WriteFileRequest(data=data)
+            yield file_service_pb2.WriteFileRequest(end=True)
 
         try:
             with self._transport.operation("WriteFile", sandbox_id=self._sandbox_id) as operation:
@@ -210,6 +211,7 @@ class AsyncTransfers(AsyncFiles):
                     done += block[1]
                     if progress is not None:
                         progress(done, total)
+            yield file_service_pb2.UploadArchiveRequest(end=True)
 
         with self._transport.operation("UploadArchive", sandbox_id=self._sandbox_id) as operation:
             await self._transport.upload(

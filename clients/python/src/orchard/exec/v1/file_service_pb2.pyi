@@ -28,10 +28,15 @@ class WriteFileRequest(_message.Message):
     SANDBOX_ID_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
     sandbox_id: _builtins.str
     """The sandbox; needed in the first message."""
     data: _builtins.bytes
     """Bytes, at most 1 MiB a message."""
+    end: _builtins.bool
+    """The last message of a complete upload, true. A stream that ends without it is taken for a broken one: a client that
+    dies looks just like one that has sent all.
+    """
     @_builtins.property
     def start(self) -> Global___WriteFileStart:
         """Where and how."""
@@ -42,12 +47,13 @@ class WriteFileRequest(_message.Message):
         sandbox_id: _builtins.str = ...,
         start: Global___WriteFileStart | None = ...,
         data: _builtins.bytes = ...,
+        end: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "payload", b"payload", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "end", b"end", "payload", b"payload", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "payload", b"payload", "sandbox_id", b"sandbox_id", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "end", b"end", "payload", b"payload", "sandbox_id", b"sandbox_id", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["start", "data"]  # noqa: Y015
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["start", "data", "end"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
 
@@ -459,10 +465,15 @@ class UploadArchiveRequest(_message.Message):
     SANDBOX_ID_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
     sandbox_id: _builtins.str
     """The sandbox; needed in the first message."""
     data: _builtins.bytes
     """Bytes of the tar stream, at most 1 MiB a message. Plain tar: ustar, pax or GNU."""
+    end: _builtins.bool
+    """The last message of a complete upload, true. A stream that ends without it is taken for a broken one: a client that
+    dies looks just like one that has sent all.
+    """
     @_builtins.property
     def start(self) -> Global___UploadArchiveStart:
         """Where."""
@@ -473,12 +484,13 @@ class UploadArchiveRequest(_message.Message):
         sandbox_id: _builtins.str = ...,
         start: Global___UploadArchiveStart | None = ...,
         data: _builtins.bytes = ...,
+        end: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "payload", b"payload", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "end", b"end", "payload", b"payload", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "payload", b"payload", "sandbox_id", b"sandbox_id", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "end", b"end", "payload", b"payload", "sandbox_id", b"sandbox_id", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["start", "data"]  # noqa: Y015
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["start", "data", "end"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
 
@@ -593,10 +605,15 @@ class ApplyPatchRequest(_message.Message):
     SANDBOX_ID_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
     sandbox_id: _builtins.str
     """The sandbox; needed in the first message."""
     data: _builtins.bytes
     """Bytes of the patch, at most 1 MiB a message, 64 MiB in all."""
+    end: _builtins.bool
+    """The last message of a complete upload, true. A stream that ends without it is taken for a broken one: a client that
+    dies looks just like one that has sent all.
+    """
     @_builtins.property
     def start(self) -> Global___ApplyPatchStart:
         """Where and how."""
@@ -607,12 +624,13 @@ class ApplyPatchRequest(_message.Message):
         sandbox_id: _builtins.str = ...,
         start: Global___ApplyPatchStart | None = ...,
         data: _builtins.bytes = ...,
+        end: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "payload", b"payload", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "end", b"end", "payload", b"payload", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "payload", b"payload", "sandbox_id", b"sandbox_id", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "end", b"end", "payload", b"payload", "sandbox_id", b"sandbox_id", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["start", "data"]  # noqa: Y015
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["start", "data", "end"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
 

@@ -32,7 +32,8 @@ class FileServiceStub:
     FAILED_PRECONDITION (IS_A_DIRECTORY, NOT_A_DIRECTORY, NOT_A_REGULAR_FILE, DIRECTORY_NOT_EMPTY, READ_ONLY_FILE_SYSTEM, LINK_LOOP,
     FILE_BUSY, TOO_MANY_LINKS, NOT_SUPPORTED_HERE, SANDBOX_LOST), PERMISSION_DENIED (FILE_PERMISSION_DENIED), ALREADY_EXISTS (FILE_EXISTS),
     RESOURCE_EXHAUSTED (NO_SPACE, FILE_TOO_LARGE), UNAVAILABLE (retry; AGENT_BUSY; CHANGED_MEANWHILE: somebody else changed the file
-    at the same time), INTERNAL (FILE_IO_ERROR).
+    at the same time; UPLOAD_CUT: a client stream ended without its end message, and nothing was written, or of an archive no file
+    that was not whole), INTERNAL (FILE_IO_ERROR).
     """
 
     def __init__(self, channel):
@@ -100,12 +101,13 @@ class FileServiceServicer:
     FAILED_PRECONDITION (IS_A_DIRECTORY, NOT_A_DIRECTORY, NOT_A_REGULAR_FILE, DIRECTORY_NOT_EMPTY, READ_ONLY_FILE_SYSTEM, LINK_LOOP,
     FILE_BUSY, TOO_MANY_LINKS, NOT_SUPPORTED_HERE, SANDBOX_LOST), PERMISSION_DENIED (FILE_PERMISSION_DENIED), ALREADY_EXISTS (FILE_EXISTS),
     RESOURCE_EXHAUSTED (NO_SPACE, FILE_TOO_LARGE), UNAVAILABLE (retry; AGENT_BUSY; CHANGED_MEANWHILE: somebody else changed the file
-    at the same time), INTERNAL (FILE_IO_ERROR).
+    at the same time; UPLOAD_CUT: a client stream ended without its end message, and nothing was written, or of an archive no file
+    that was not whole), INTERNAL (FILE_IO_ERROR).
     """
 
     def WriteFile(self, request_iterator, context):
-        """WriteFile writes a file: the first message says where, the rest bring its bytes. The file appears whole by a rename, or,
-        when the stream breaks, not at all.
+        """WriteFile writes a file: the first message says where, the next bring its bytes, the last says that this was all. The file
+        appears whole by a rename, or, when the stream breaks or ends early, not at all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -246,7 +248,8 @@ class FileService:
     FAILED_PRECONDITION (IS_A_DIRECTORY, NOT_A_DIRECTORY, NOT_A_REGULAR_FILE, DIRECTORY_NOT_EMPTY, READ_ONLY_FILE_SYSTEM, LINK_LOOP,
     FILE_BUSY, TOO_MANY_LINKS, NOT_SUPPORTED_HERE, SANDBOX_LOST), PERMISSION_DENIED (FILE_PERMISSION_DENIED), ALREADY_EXISTS (FILE_EXISTS),
     RESOURCE_EXHAUSTED (NO_SPACE, FILE_TOO_LARGE), UNAVAILABLE (retry; AGENT_BUSY; CHANGED_MEANWHILE: somebody else changed the file
-    at the same time), INTERNAL (FILE_IO_ERROR).
+    at the same time; UPLOAD_CUT: a client stream ended without its end message, and nothing was written, or of an archive no file
+    that was not whole), INTERNAL (FILE_IO_ERROR).
     """
 
     @staticmethod

@@ -33,7 +33,8 @@ class FileServiceStub:
     FAILED_PRECONDITION (IS_A_DIRECTORY, NOT_A_DIRECTORY, NOT_A_REGULAR_FILE, DIRECTORY_NOT_EMPTY, READ_ONLY_FILE_SYSTEM, LINK_LOOP,
     FILE_BUSY, TOO_MANY_LINKS, NOT_SUPPORTED_HERE, SANDBOX_LOST), PERMISSION_DENIED (FILE_PERMISSION_DENIED), ALREADY_EXISTS (FILE_EXISTS),
     RESOURCE_EXHAUSTED (NO_SPACE, FILE_TOO_LARGE), UNAVAILABLE (retry; AGENT_BUSY; CHANGED_MEANWHILE: somebody else changed the file
-    at the same time), INTERNAL (FILE_IO_ERROR).
+    at the same time; UPLOAD_CUT: a client stream ended without its end message, and nothing was written, or of an archive no file
+    that was not whole), INTERNAL (FILE_IO_ERROR).
     """
 
     @_typing.overload
@@ -41,8 +42,8 @@ class FileServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> FileServiceAsyncStub: ...
     WriteFile: _grpc.StreamUnaryMultiCallable[_file_service_pb2.WriteFileRequest, _file_service_pb2.WriteFileResponse]
-    """WriteFile writes a file: the first message says where, the rest bring its bytes. The file appears whole by a rename, or,
-    when the stream breaks, not at all.
+    """WriteFile writes a file: the first message says where, the next bring its bytes, the last says that this was all. The file
+    appears whole by a rename, or, when the stream breaks or ends early, not at all.
     """
     ReadFile: _grpc.UnaryStreamMultiCallable[_file_service_pb2.ReadFileRequest, _file_service_pb2.ReadFileResponse]
     """ReadFile streams a file's bytes, chunks of 64 to 256 KiB."""
@@ -77,13 +78,14 @@ class FileServiceAsyncStub(FileServiceStub):
     FAILED_PRECONDITION (IS_A_DIRECTORY, NOT_A_DIRECTORY, NOT_A_REGULAR_FILE, DIRECTORY_NOT_EMPTY, READ_ONLY_FILE_SYSTEM, LINK_LOOP,
     FILE_BUSY, TOO_MANY_LINKS, NOT_SUPPORTED_HERE, SANDBOX_LOST), PERMISSION_DENIED (FILE_PERMISSION_DENIED), ALREADY_EXISTS (FILE_EXISTS),
     RESOURCE_EXHAUSTED (NO_SPACE, FILE_TOO_LARGE), UNAVAILABLE (retry; AGENT_BUSY; CHANGED_MEANWHILE: somebody else changed the file
-    at the same time), INTERNAL (FILE_IO_ERROR).
+    at the same time; UPLOAD_CUT: a client stream ended without its end message, and nothing was written, or of an archive no file
+    that was not whole), INTERNAL (FILE_IO_ERROR).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     WriteFile: _aio.StreamUnaryMultiCallable[_file_service_pb2.WriteFileRequest, _file_service_pb2.WriteFileResponse]  # type: ignore[assignment]
-    """WriteFile writes a file: the first message says where, the rest bring its bytes. The file appears whole by a rename, or,
-    when the stream breaks, not at all.
+    """WriteFile writes a file: the first message says where, the next bring its bytes, the last says that this was all. The file
+    appears whole by a rename, or, when the stream breaks or ends early, not at all.
     """
     ReadFile: _aio.UnaryStreamMultiCallable[_file_service_pb2.ReadFileRequest, _file_service_pb2.ReadFileResponse]  # type: ignore[assignment]
     """ReadFile streams a file's bytes, chunks of 64 to 256 KiB."""
@@ -117,7 +119,8 @@ class FileServiceServicer(metaclass=_abc_1.ABCMeta):
     FAILED_PRECONDITION (IS_A_DIRECTORY, NOT_A_DIRECTORY, NOT_A_REGULAR_FILE, DIRECTORY_NOT_EMPTY, READ_ONLY_FILE_SYSTEM, LINK_LOOP,
     FILE_BUSY, TOO_MANY_LINKS, NOT_SUPPORTED_HERE, SANDBOX_LOST), PERMISSION_DENIED (FILE_PERMISSION_DENIED), ALREADY_EXISTS (FILE_EXISTS),
     RESOURCE_EXHAUSTED (NO_SPACE, FILE_TOO_LARGE), UNAVAILABLE (retry; AGENT_BUSY; CHANGED_MEANWHILE: somebody else changed the file
-    at the same time), INTERNAL (FILE_IO_ERROR).
+    at the same time; UPLOAD_CUT: a client stream ended without its end message, and nothing was written, or of an archive no file
+    that was not whole), INTERNAL (FILE_IO_ERROR).
     """
 
     @_abc_1.abstractmethod
@@ -126,8 +129,8 @@ class FileServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_file_service_pb2.WriteFileRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_file_service_pb2.WriteFileResponse, _abc.Awaitable[_file_service_pb2.WriteFileResponse]]:
-        """WriteFile writes a file: the first message says where, the rest bring its bytes. The file appears whole by a rename, or,
-        when the stream breaks, not at all.
+        """WriteFile writes a file: the first message says where, the next bring its bytes, the last says that this was all. The file
+        appears whole by a rename, or, when the stream breaks or ends early, not at all.
         """
 
     @_abc_1.abstractmethod

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from typing import Any
 
+import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio
@@ -15,12 +18,34 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+class _Servicer(aio.HealthServicer):  # type: ignore[misc]  # grpc_health has no types
+    """gRPC's own, whose Watch streams would last until the server cuts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = asyncio.Event()
+
+    async def Watch(  # noqa: N802 (gRPC's name)
+        self, request: health_pb2.HealthCheckRequest, context: Any
+    ) -> None:
+        """Tell the state and each change until the server stops."""
+        watching = asyncio.ensure_future(super().Watch(request, context))
+        ended = asyncio.ensure_future(self.ended.wait())
+        try:
+            await asyncio.wait((watching, ended), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watching.cancel()
+            ended.cancel()
+            await asyncio.gather(watching, ended, return_exceptions=True)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "the server stops")
+
+
 class Health:
     """Keeps the condition of each dependency; a dependency that was never reported well counts as not."""
 
     def __init__(self, dependencies: Sequence[str] = ()) -> None:
         self._wrong: dict[str, str] = dict.fromkeys(dependencies, "not reached yet")
-        self._servicer = aio.HealthServicer()
+        self._servicer = _Servicer()
         self._names: tuple[str, ...] = ("",)
         self._stopped = False
 
@@ -58,3 +83,7 @@ class Health:
         """NOT_SERVING from now on."""
         self._stopped = True
         await self.publish()
+
+    def end_watches(self) -> None:
+        """End every Watch stream, after those who watch have had time to see NOT_SERVING."""
+        self._servicer.ended.set()

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, cast
 
 import grpc
 import grpc.aio
@@ -159,7 +159,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 async with asyncio.timeout(_MAXIMUM_UNARY_SECONDS if bounded else None):
                     return await inner(request, context)
             except BaseException as error:  # noqa: BLE001 (the one place that maps everything)
-                status = await self._fail(error, call, context)
+                status = _status_of(error)
+                await self._fail(error, call, context)
             finally:
                 self._end(call, started, status, context)
                 self.in_flight.remove(task)
@@ -179,11 +180,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 responses = inner(request, context)
                 async for response in responses:
                     yield response
-            except GeneratorExit:
-                status = "CANCELLED"
-                raise
             except BaseException as error:  # noqa: BLE001
-                status = await self._fail(error, call, context)
+                status = _status_of(error)
+                await self._fail(error, call, context)
             finally:
                 if responses is not None and hasattr(responses, "aclose"):
                     await responses.aclose()
@@ -210,11 +209,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             metadata = dict(context.invocation_metadata() or ())
             call.principal = await self._authenticator.authenticate(call.method, metadata)
 
-    async def _fail(self, error: BaseException, call: Call, context: Context) -> str:
-        """Turn any exception into the call's status; returns its name."""
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            raise error
-        if isinstance(error, grpc.aio.AbortError):
+    async def _fail(self, error: BaseException, call: Call, context: Context) -> NoReturn:
+        """Turn any exception into the call's status."""
+        if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, grpc.aio.AbortError)):
             raise error
         if isinstance(error, asyncio.CancelledError):
             if context.cancelled() or (task := asyncio.current_task()) is None or task.cancelling():
@@ -224,7 +221,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         elif isinstance(error, TimeoutError):
             error = DeadlineExceededError("the call took longer than it may")
         elif isinstance(error, grpc.aio.AioRpcError):
-            return await _forward(error, call, context)
+            await _forward(error, call, context)
         elif not isinstance(error, OrchardError):
             _log.error("call failed", method=call.method, exc_info=error)
             error = InternalError(
@@ -237,7 +234,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             error.message,
             (*call.trailing, (REQUEST_ID_KEY, call.request_id), (STATUS_DETAILS_KEY, status.SerializeToString())),
         )
-        return error.code.name  # pragma: no cover (abort raises)
 
     def _end(self, call: Call, started: float, status: str, context: Context) -> None:
         if call.trailing and status == "OK":
@@ -254,7 +250,20 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             call.span.end()
 
 
-async def _forward(error: grpc.aio.AioRpcError, call: Call, context: Context) -> str:
+def _status_of(error: BaseException) -> str:
+    """The name of the status under which a failed call is counted, known before it is told: that raises too."""
+    if isinstance(error, OrchardError):
+        return error.code.name
+    if isinstance(error, grpc.aio.AioRpcError):
+        return error.code().name
+    if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
+        return grpc.StatusCode.CANCELLED.name
+    if isinstance(error, TimeoutError):
+        return grpc.StatusCode.DEADLINE_EXCEEDED.name
+    return grpc.StatusCode.INTERNAL.name
+
+
+async def _forward(error: grpc.aio.AioRpcError, call: Call, context: Context) -> NoReturn:
     """Pass on the status of a service behind this one, details and all.
 
     A status that gRPC itself made (a connection that broke) has no details: it becomes UNAVAILABLE of our own.
@@ -277,4 +286,3 @@ async def _forward(error: grpc.aio.AioRpcError, call: Call, context: Context) ->
     if details is not None:
         metadata.append((STATUS_DETAILS_KEY, details))
     await context.abort(code, message, tuple(metadata))
-    return code.name

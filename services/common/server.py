@@ -97,6 +97,7 @@ class Server:
         await self.health.shutdown()
         await asyncio.sleep(notice_seconds)
         self.stopping.set()
+        self.health.end_watches()
         wake()
         await self.grpc_server.stop(STREAM_GRACE_SECONDS)
         if not await self._interceptor.in_flight.drained(STREAM_GRACE_SECONDS):

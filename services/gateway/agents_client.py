@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -61,13 +62,17 @@ class Agents:
                 tenant, sandbox_id, lambda now: now.state is not State.STARTING, _UNKNOWN_SECONDS
             )
         if seen is None:
-            if not self._cache.synced:
-                raise UnavailableError("the gateway has not seen the sandboxes yet; retry", reason="GATEWAY_STARTING")
+            if not self._cache.live:
+                # It may well exist: nobody tells this gateway at the moment.
+                raise UnavailableError("the gateway does not see the sandboxes now; retry", reason="SANDBOXES_UNSEEN")
             raise NotFoundError(
                 f"there is no sandbox {sandbox_id!r}", reason="SANDBOX_NOT_FOUND", sandbox_id=sandbox_id
             )
         if seen.state is not State.READY:
             raise _not_ready(seen)
+        return self._of(seen)
+
+    def _of(self, seen: Observed) -> Agent:
         agent = self._agents.get(seen.uid)
         if agent is None or agent.endpoint != seen.endpoint:
             agent = self._connect(seen)
@@ -104,6 +109,13 @@ class Agents:
         return active
 
     @staticmethod
+    def put_back(agents: list[Agent]) -> None:
+        """The use of these, taken with `take_active`, could not be reported: the next report has it."""
+        now = time.monotonic()
+        for agent in agents:
+            agent.last_active = agent.last_active or now
+
+    @staticmethod
     def begin(agent: Agent) -> None:
         """A call to the agent begins."""
         agent.open_calls += 1
@@ -114,16 +126,16 @@ class Agents:
         agent.open_calls -= 1
         agent.last_active = time.monotonic()
 
-    async def deliver_secret_env(self, tenant: str, sandbox_id: str, env: dict[str, str]) -> None:
-        """Hand a secret environment to a READY sandbox's agent.
+    async def deliver_secret_env(self, seen: Observed, env: Mapping[str, str]) -> None:
+        """Hand a secret environment to the agent of this incarnation of a sandbox, which is READY.
 
         Raises:
-            OrchardError, grpc.aio.AioRpcError: it could not be delivered now.
+            grpc.aio.AioRpcError: it could not be delivered now.
         """
-        agent = await self.find(tenant, sandbox_id)
+        agent = self._of(seen)
         stub = agent_service_pb2_grpc.AgentServiceStub(agent.channel)
         await stub.SetSecretEnv(
-            agent_service_pb2.SetSecretEnvRequest(sandbox_id=sandbox_id, secret_env=env),
+            agent_service_pb2.SetSecretEnvRequest(sandbox_id=seen.sandbox_id, secret_env=env),
             metadata=(self.metadata(agent),),
             timeout=_SECRET_SECONDS,
         )

@@ -78,7 +78,7 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
     server = Server(
         interceptor=CallInterceptor(authenticator=keys, telemetry=telemetry), health=health, service_names=SERVICE_NAMES
     )
-    creates = CreateServicer(scheduler, SecretCourier(cache, agents, tasks))
+    creates = CreateServicer(scheduler, SecretCourier(cache, agents, scheduler, tasks))
     sandboxes = SchedulerProxy(
         scheduler.channel,
         signer,
@@ -93,7 +93,13 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
         },
     )
     creates.proxy = sandboxes
-    server.grpc_server.add_generic_rpc_handlers((AgentProxy(agents, telemetry, _EXEC, _FILES), sandboxes))
+    commands = AgentProxy(agents, telemetry, _EXEC, _FILES)
+    server.grpc_server.add_generic_rpc_handlers((commands, sandboxes))
+
+    def end_streams() -> None:
+        commands.end_streams()
+        sandboxes.end_streams()
+
     key_service_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(keys), server.grpc_server)
     image_service_pb2_grpc.add_ImageServiceServicer_to_server(images, server.grpc_server)
     usage_service_pb2_grpc.add_UsageServiceServicer_to_server(UsageServicer(store), server.grpc_server)
@@ -106,7 +112,7 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
     try:
         yield
     finally:
-        await server.stop(notice_seconds=settings.stop_notice_seconds)
+        await server.stop(notice_seconds=settings.stop_notice_seconds, wake=end_streams)
         await tasks.close()
         await agents.close()
         await scheduler.close()

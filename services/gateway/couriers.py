@@ -7,14 +7,17 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
+import grpc
 import grpc.aio
 
-from services.common.errors import OrchardError, ResourceExhaustedError, UnavailableError
+from services.common.backoff import Backoff
+from services.common.errors import ResourceExhaustedError, UnavailableError
 from services.common.hub import Hub
 from services.common.logs import get_logger
 from services.common.observed import Observed
 from services.common.states import State
 from services.common.tasks import TaskGroup
+from services.common.tokens import Principal
 from services.common.watch_cache import WatchCache
 from services.gateway.agents_client import Agent, Agents
 from services.gateway.store import GatewayStore, SandboxUse, utc_now
@@ -22,60 +25,85 @@ from services.gateway.store import GatewayStore, SandboxUse, utc_now
 _log = get_logger(__name__)
 
 _SECRETS_HELD: Final = 10_000
-_SECRET_WAIT_SECONDS: Final = 3600.0  # the longest start timeout
-_SECRET_RETRY_SECONDS: Final = 0.1
-_SECRET_TRIES: Final = 50
+_LOOK_SECONDS: Final = 60.0  # how often the scheduler is asked about a sandbox that stays in the queue
 _FLUSH_SECONDS: Final = 1.0
 _ACTIVITIES_AT_ONCE: Final = 10_000
 
 
-class SecretCourier:
-    """Holds secret environments in memory until their sandboxes' agents have them; bounded, and stored nowhere else."""
+class SandboxRecords(Protocol):
+    """What is asked about a sandbox that the runtime does not have."""
 
-    def __init__(self, cache: WatchCache, agents: Agents, tasks: TaskGroup) -> None:
+    async def is_over(self, who: Principal, sandbox_id: str, request_id: str) -> bool:
+        """Whether the sandbox that this create made has ended or is no more. False where nobody can say."""
+
+
+class SecretCourier:
+    """Holds secret environments in memory until their sandboxes' agents have them; bounded, and stored nowhere else.
+
+    An id may be used again while the old sandbox is still known, so that a create is told by its request id.
+    """
+
+    def __init__(self, cache: WatchCache, agents: Agents, records: SandboxRecords, tasks: TaskGroup) -> None:
         self._cache = cache
         self._agents = agents
+        self._records = records
         self._tasks = tasks
-        self._held = 0
+        self._held: dict[tuple[str, str, str], Mapping[str, str]] = {}
 
     def check_room(self) -> None:
         """Raise ResourceExhaustedError if no more can be held."""
-        if self._held >= _SECRETS_HELD:
+        if len(self._held) >= _SECRETS_HELD:
             raise ResourceExhaustedError(
                 "too many sandboxes with a secret environment are starting; try again when some are READY",
                 reason="SECRET_ENV_BACKLOG",
                 limit=_SECRETS_HELD,
             )
 
-    def deliver_later(self, tenant: str, sandbox_id: str, env: dict[str, str]) -> None:
-        """Deliver as soon as the sandbox is READY."""
-        self._held += 1
-        self._tasks.start(f"secret env of {sandbox_id}", self._deliver(tenant, sandbox_id, env), forever=False)
+    @property
+    def held(self) -> int:
+        """How many are held."""
+        return len(self._held)
 
-    async def _deliver(self, tenant: str, sandbox_id: str, env: dict[str, str]) -> None:
+    def deliver_later(self, who: Principal, sandbox_id: str, request_id: str, env: Mapping[str, str]) -> None:
+        """Deliver as soon as the sandbox that this create made is READY."""
+        key = (who.tenant, sandbox_id, request_id)
+        repeated = key in self._held
+        self._held[key] = env
+        if not repeated:
+            self._tasks.start(f"secret env of {sandbox_id}", self._deliver(who, key), forever=False)
+
+    async def _deliver(self, who: Principal, key: tuple[str, str, str]) -> None:
+        tenant, sandbox_id, request_id = key
+        backoff = Backoff(0.1, 2.0)
+
+        def started(now: Observed) -> bool:
+            return now.request_id == request_id and now.state is not State.STARTING
+
         try:
-            seen = await self._cache.wait(
-                tenant, sandbox_id, lambda now: now.state is not State.STARTING, _SECRET_WAIT_SECONDS
-            )
-            if seen is None or seen.state is not State.READY:
-                return
-            for _ in range(_SECRET_TRIES):
-                try:
-                    await self._agents.deliver_secret_env(tenant, sandbox_id, env)
-                except UnavailableError:
-                    await asyncio.sleep(_SECRET_RETRY_SECONDS)
-                except grpc.aio.AioRpcError as error:
-                    if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                        _log.warning("secret env refused", sandbox_id=sandbox_id, status=error.code().name)
+            while True:
+                seen = await self._cache.wait(tenant, sandbox_id, started, _LOOK_SECONDS)
+                if seen is None or seen.request_id != request_id:
+                    # Still queued, or deleted before the runtime ever had it.
+                    if await self._records.is_over(who, sandbox_id, request_id):
                         return
-                    await asyncio.sleep(_SECRET_RETRY_SECONDS)
-                except OrchardError:
-                    return  # the sandbox has ended
-                else:
+                elif seen.state is State.READY:
+                    if await self._hand_over(seen, self._held[key]):
+                        return
+                    await asyncio.sleep(backoff.next())
+                elif seen.state is not State.STARTING:
                     return
-            _log.warning("secret env could not be delivered", sandbox_id=sandbox_id)
         finally:
-            self._held -= 1
+            del self._held[key]
+
+    async def _hand_over(self, seen: Observed, env: Mapping[str, str]) -> bool:
+        """Whether there is nothing left to do."""
+        try:
+            await self._agents.deliver_secret_env(seen, env)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                return False
+            _log.warning("secret env refused", sandbox_id=seen.sandbox_id, uid=seen.uid, status=error.code().name)
+        return True
 
 
 class ActivitySink(Protocol):
@@ -94,15 +122,17 @@ class ActivityReporter:
         self._every = every_seconds
 
     async def run(self) -> None:
-        """Report for ever. A report that is lost costs one interval of idle time: the next one covers it."""
+        """Report for ever. What could not be reported is reported again with the next."""
         while True:
             await asyncio.sleep(self._every)
             active = self._agents.take_active()
             for start in range(0, len(active), _ACTIVITIES_AT_ONCE):
+                batch = active[start : start + _ACTIVITIES_AT_ONCE]
                 try:
-                    await self._sink.report(active[start : start + _ACTIVITIES_AT_ONCE])
+                    await self._sink.report(batch)
                 except UnavailableError as error:
-                    _log.warning("activity was not reported", sandboxes=len(active), why=error.message)
+                    self._agents.put_back(batch)
+                    _log.warning("activity was not reported", sandboxes=len(batch), why=error.message)
 
 
 class UsageRecorder:
@@ -113,20 +143,21 @@ class UsageRecorder:
         self._spec_of = spec_of
         self._hub: Hub[str, Observed] = Hub()
         self._backlog = self._hub.subscribe()
-        self._synced: list[str] | None = None
+        self._synced: tuple[list[str], datetime] | None = None
 
     def saw(self, seen: Observed) -> None:
-        """The watcher told of a change."""
-        if seen.ready_ms:
+        """The watcher told of a change. Ends count even where this watcher does not know when they were READY."""
+        if seen.ready_ms or seen.state.terminal:
             self._hub.publish(seen.uid, seen)
 
     def synced(self, living_uids: list[str]) -> None:
         """The watcher told of every sandbox: those that it did not name have ended while nobody looked."""
-        self._synced = living_uids
+        self._synced = (living_uids, utc_now())
 
     async def run(self) -> None:
         """Write for ever."""
         unwritten: dict[str, SandboxUse] = {}
+        ended: dict[str, datetime] = {}
         while True:
             changes = await self._backlog.next(_FLUSH_SECONDS)
             if changes:
@@ -134,14 +165,20 @@ class UsageRecorder:
                 await asyncio.sleep(_FLUSH_SECONDS)
                 changes += await self._backlog.next(0)
             for seen in changes:
-                unwritten[seen.uid] = self._use(seen)
+                if seen.ready_ms:
+                    unwritten[seen.uid] = self._use(seen)
+                if seen.state.terminal:
+                    ended.setdefault(seen.uid, utc_now())
             try:
-                if self._synced is not None:
-                    await self._store.end_uses_except(self._synced, utc_now())
-                    self._synced = None
                 if unwritten:
                     await self._store.record_uses(list(unwritten.values()))
                     unwritten.clear()
+                if ended:
+                    await self._store.end_uses(ended)
+                    ended.clear()
+                if self._synced is not None:
+                    await self._store.end_uses_except(*self._synced)
+                    self._synced = None
             except UnavailableError:
                 await asyncio.sleep(_FLUSH_SECONDS)
 
@@ -155,5 +192,5 @@ class UsageRecorder:
             cpu=cpu,
             memory_bytes=memory,
             ready_time=datetime.fromtimestamp(seen.ready_ms / 1000, UTC),
-            end_time=utc_now() if seen.state in (State.DELETED, State.FAILED) else None,
+            end_time=None,
         )

@@ -40,6 +40,8 @@ class Keys:
         self._clock = clock
         self._known: dict[str, tuple[ApiKey, Principal]] = {}
         self._unknown: OrderedDict[str, float] = OrderedDict()
+        # Grows with each revoke: what was read under an older number may have the key that was revoked.
+        self._generation = 0
 
     async def create(self, tenant: str, name: str, roles: frozenset[str], ttl: timedelta | None) -> tuple[ApiKey, str]:
         """Make a key; returns it and its secret form, which nobody can show again."""
@@ -61,6 +63,7 @@ class Keys:
             NotFoundError: there is no such key.
         """
         key = await self._store.revoke_key(key_id, utc_now())
+        self._generation += 1
         self._known.pop(key_id, None)
         if key is None:
             raise NotFoundError(f"there is no key {key_id!r}", reason="KEY_NOT_FOUND", key_id=key_id)
@@ -70,12 +73,23 @@ class Keys:
         """Read the keys again and again, for ever. With the database away, known keys go on working."""
         while True:
             try:
-                keys = await self._store.working_keys(utc_now())
-                self._known = {key.key_id: (key, _principal(key)) for key in keys}
+                await self.refresh()
                 await self._health.well(DEPENDENCY)
             except UnavailableError as error:
                 await self._health.unwell(DEPENDENCY, error.message)
             await asyncio.sleep(every_seconds)
+
+    async def refresh(self) -> None:
+        """Read the keys once.
+
+        Raises:
+            UnavailableError: the database is away.
+        """
+        generation = -1
+        while generation != self._generation:
+            generation = self._generation
+            keys = await self._store.working_keys(utc_now())
+        self._known = {key.key_id: (key, _principal(key)) for key in keys}
 
     async def authenticate(self, method: str, metadata: Metadata) -> Principal:
         """See interceptor.Authenticator. Roles are checked here, before anything is looked for."""
@@ -105,7 +119,10 @@ class Keys:
         now = self._clock()
         if self._unknown.get(key_id, 0.0) > now or not key_id or len(key_id) > 64:
             return None
-        key = await self._store.find_key(key_id)
+        generation = -1
+        while generation != self._generation:
+            generation = self._generation
+            key = await self._store.find_key(key_id)
         if key is None:
             self._unknown[key_id] = now + _UNKNOWN_SECONDS
             self._unknown.move_to_end(key_id)

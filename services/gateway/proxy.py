@@ -5,8 +5,9 @@ Nothing of a message is decoded but field 1, and nothing of a response at all.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -16,7 +17,7 @@ from google.protobuf.message import DecodeError
 from orchard.exec.v1 import agent_service_pb2
 
 from services.common.auth import principal
-from services.common.errors import InvalidArgumentError
+from services.common.errors import InvalidArgumentError, UnavailableError
 from services.common.interceptor import REQUEST_ID_KEY, current_call
 from services.common.telemetry import AGENT_SPAN_KEY, TRACEPARENT, Telemetry
 from services.common.tokens import PRINCIPAL_KEY, Signer
@@ -56,6 +57,8 @@ class ServiceProxy(grpc.GenericRpcHandler):
     """Serves every method of some services with handlers that a subclass makes."""
 
     def __init__(self, *services: ServiceDescriptor) -> None:
+        self._streams: set[Any] = set()
+        self._stopping = False
         self._handlers: dict[str, Handler] = {
             f"/{service.full_name}/{method.name}": self.handler(f"/{service.full_name}/{method.name}", method)
             for service in services
@@ -69,6 +72,28 @@ class ServiceProxy(grpc.GenericRpcHandler):
     def handler(self, path: str, method: MethodDescriptor) -> Handler:
         """The handler of one method."""
         raise NotImplementedError
+
+    def end_streams(self) -> None:
+        """The server stops: end every stream of responses with UNAVAILABLE instead of letting it be cut."""
+        self._stopping = True
+        for call in list(self._streams):
+            call.cancel()
+
+    @contextlib.contextmanager
+    def _ending(self, call: Any, context: Context) -> Iterator[None]:
+        """Around the reads of one stream; its call is cancelled at the end whatever happens."""
+        self._streams.add(call)
+        if self._stopping:
+            call.cancel()
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._stopping and not context.cancelled():
+                raise UnavailableError("the gateway stops; start another stream", reason="SERVER_STOPPING") from None
+            raise
+        finally:
+            self._streams.discard(call)
+            call.cancel()
 
 
 class AgentProxy(ServiceProxy):
@@ -108,13 +133,11 @@ class AgentProxy(ServiceProxy):
             with self._used(agent):
                 open_stream: Any = agent.channel.unary_stream(path)
                 call = open_stream(request, metadata=self._metadata(agent), timeout=context.time_remaining())
-                try:
+                with self._ending(call, context):
                     async for reply in call:
                         yield reply
                     if self._telemetry is not None:
                         await self._keep_span(call)
-                finally:
-                    call.cancel()
 
         return serve
 
@@ -196,11 +219,9 @@ class SchedulerProxy(ServiceProxy):
 
             async def serve_stream(request: bytes, context: Context) -> AsyncIterator[bytes]:
                 call = stream(request, metadata=self.metadata(), timeout=context.time_remaining())
-                try:
+                with self._ending(call, context):
                     async for reply in call:
                         yield reply
-                finally:
-                    call.cancel()
 
             return grpc.unary_stream_rpc_method_handler(serve_stream)
         send: Any = self._channel.unary_unary(path)

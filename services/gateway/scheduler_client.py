@@ -10,11 +10,13 @@ from orchard.sandbox.v1 import lease_service_pb2, lease_service_pb2_grpc, sandbo
 
 from services.common.errors import UnavailableError
 from services.common.server import CHANNEL_OPTIONS
+from services.common.states import State
 from services.common.times import now_ms, to_timestamp
 from services.common.tokens import PRINCIPAL_KEY, Principal, Signer
 from services.gateway.agents_client import Agent
 
 _REPORT_SECONDS: Final = 5.0
+_GET_SECONDS: Final = 5.0
 _GATEWAY: Final = Principal(tenant="", key_id="gateway", roles=frozenset({"gateway"}))
 
 
@@ -37,6 +39,18 @@ class SchedulerClient:
         response: Any = await self._sandboxes.CreateSandbox(request, metadata=metadata, timeout=timeout)
         assert isinstance(response, sandbox_service_pb2.CreateSandboxResponse)  # noqa: S101 (for the type checker)
         return response
+
+    async def is_over(self, who: Principal, sandbox_id: str, request_id: str) -> bool:
+        """See couriers.SandboxRecords."""
+        try:
+            found: Any = await self._sandboxes.GetSandbox(
+                sandbox_service_pb2.GetSandboxRequest(sandbox_id=sandbox_id),
+                metadata=((PRINCIPAL_KEY, self._signer.principal_token(who)),),
+                timeout=_GET_SECONDS,
+            )
+        except grpc.aio.AioRpcError as error:
+            return error.code() is grpc.StatusCode.NOT_FOUND
+        return found.sandbox.request_id != request_id or State(found.sandbox.state).terminal
 
     async def report(self, agents: list[Agent]) -> None:
         """See couriers.ActivitySink."""

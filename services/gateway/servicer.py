@@ -60,7 +60,8 @@ class CreateServicer:
             metadata = (*metadata, (EXPECTS_SECRET_ENV_KEY, "1"))
         response = await self._scheduler.create(request, metadata, context.time_remaining())
         if secret:
-            self._courier.deliver_later(principal().tenant, response.sandbox.sandbox_id, secret)
+            made = response.sandbox
+            self._courier.deliver_later(principal(), made.sandbox_id, made.request_id, secret)
         return response
 
 

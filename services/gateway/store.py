@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from services.common.errors import UnavailableError
@@ -18,6 +20,8 @@ from services.common.errors import UnavailableError
 SCHEMA: Final = "gateway"
 _metadata: Final = sa.MetaData(schema=SCHEMA)
 _TIME: Final = sa.DateTime(timezone=True)
+_TRANSACTION_SECONDS: Final = 15.0  # above what connecting and one statement may take
+_AWAY: Final = (OperationalError, InterfaceError, PoolTimeoutError, OSError, TimeoutError)
 
 API_KEYS: Final = sa.Table(
     "api_keys",
@@ -92,8 +96,9 @@ class UsageSum:
 class GatewayStore:
     """Reads and writes the tables."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, *, timeout_seconds: float = _TRANSACTION_SECONDS) -> None:
         self._engine = engine
+        self._timeout = timeout_seconds
 
     async def close(self) -> None:
         """Close every connection."""
@@ -101,11 +106,12 @@ class GatewayStore:
 
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction; the database away becomes UNAVAILABLE."""
+        """A transaction; the database away becomes UNAVAILABLE. A mistake of ours stays what it is."""
         try:
-            async with self._engine.begin() as connection:
+            # The server's own limit on statements does not help where the server itself stands still.
+            async with asyncio.timeout(self._timeout), self._engine.begin() as connection:
                 yield connection
-        except (SQLAlchemyError, OSError, TimeoutError) as error:
+        except _AWAY as error:
             raise UnavailableError("the database does not answer; retry", reason="DATABASE_UNAVAILABLE") from error
 
     async def add_key(self, key: ApiKey) -> None:
@@ -151,7 +157,7 @@ class GatewayStore:
         return _api_key(row) if row else None
 
     async def record_uses(self, uses: Sequence[SandboxUse]) -> None:
-        """Write uses; one that is there only gets its end."""
+        """Write uses; one that is there already only gets its end, if it has none."""
         rows = [{column.name: getattr(use, column.name) for column in SANDBOX_USAGE.columns} for use in uses]
         statement = insert(SANDBOX_USAGE)
         statement = statement.on_conflict_do_update(
@@ -161,18 +167,37 @@ class GatewayStore:
         async with self._connect() as connection:
             await connection.execute(statement, rows)
 
-    async def end_uses_except(self, living_uids: Sequence[str], now: datetime) -> int:
-        """End every use whose sandbox is no more; returns how many."""
+    async def end_uses(self, ends: Mapping[str, datetime]) -> None:
+        """End the uses of these sandboxes, by uid; those that have an end keep it."""
         change = (
             sa.update(SANDBOX_USAGE)
-            .where(SANDBOX_USAGE.c.end_time.is_(None), SANDBOX_USAGE.c.uid.not_in(list(living_uids)))
-            .values(end_time=now)
+            .where(SANDBOX_USAGE.c.uid == sa.bindparam("ended_uid"), SANDBOX_USAGE.c.end_time.is_(None))
+            .values(end_time=sa.bindparam("ended_at"))
+        )
+        rows = [{"ended_uid": uid, "ended_at": time} for uid, time in ends.items()]
+        async with self._connect() as connection:
+            await connection.execute(change, rows)
+
+    async def end_uses_except(self, living_uids: Sequence[str], seen_at: datetime) -> int:
+        """End every use whose sandbox was no more at a time; returns how many.
+
+        What became READY later, another gateway may have written: `living_uids` says nothing of it.
+        """
+        change = (
+            sa.update(SANDBOX_USAGE)
+            .where(
+                SANDBOX_USAGE.c.end_time.is_(None),
+                SANDBOX_USAGE.c.ready_time < seen_at,
+                SANDBOX_USAGE.c.uid.not_in(list(living_uids)),
+            )
+            .values(end_time=seen_at)
         )
         async with self._connect() as connection:
             return int((await connection.execute(change)).rowcount)
 
     async def sum_usage(self, tenant: str, start: datetime | None, end: datetime, label: str) -> list[UsageSum]:
-        """Add up what overlaps the period, by the values of a label if one is given."""
+        """Add up what overlaps the period up to now, by the values of a label if one is given."""
+        end = min(end, utc_now())
         table = SANDBOX_USAGE.c
         begin = sa.func.greatest(table.ready_time, start) if start else table.ready_time
         finish = sa.func.least(sa.func.coalesce(table.end_time, end), end)

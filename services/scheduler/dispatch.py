@@ -29,7 +29,7 @@ class Dispatcher:
         self._claim_ms = int(claim_seconds * 1000)
         self._starts_in_flight = starts_in_flight
         self._work = asyncio.Event()
-        self._deletes: asyncio.Queue[Record] = asyncio.Queue(_DELETES_KEPT)
+        self._deletes: asyncio.Queue[tuple[str, str]] = asyncio.Queue(_DELETES_KEPT)
         self._deleting: set[str] = set()
         self.starting = 0
 
@@ -37,11 +37,11 @@ class Dispatcher:
         """There is a create in the queue."""
         self._work.set()
 
-    def delete_soon(self, record: Record) -> None:
-        """Remove the sandbox of a DELETING record. What does not fit or is lost, the reconciler finds again."""
-        if record.uid and record.uid not in self._deleting and not self._deletes.full():
-            self._deleting.add(record.uid)
-            self._deletes.put_nowait(record)
+    def delete_soon(self, sandbox_id: str, uid: str) -> None:
+        """Remove an incarnation. What does not fit or is lost, the reconciler finds again."""
+        if uid and uid not in self._deleting and not self._deletes.full():
+            self._deleting.add(uid)
+            self._deletes.put_nowait((sandbox_id, uid))
 
     async def run_starts(self) -> None:
         """Take creates for ever and start them, a bounded number at once."""
@@ -88,28 +88,38 @@ class Dispatcher:
         name = (record.tenant, record.sandbox_id)
         try:
             uid = await self._runtime.create(record)
-        except UnavailableError:
-            await self._store.release(name, _RETRY_MS)
+        except UnavailableError as error:
+            await self._store.release(name, record.request_id, _RETRY_MS, error.message)
             raise
         except OrchardError as error:
             reason = Reason.IMAGE_PULL if isinstance(error, NotFoundError) else Reason.UNSCHEDULABLE
             await self._store.finish(name, record.request_id, State.FAILED, reason, error.message)
             return
-        state = await self._store.started(name, record.request_id, uid)
-        if state in (None, State.DELETING, State.DELETED, State.FAILED):
+        outcome, expire_ms = await self._store.started(name, record.request_id, uid)
+        if outcome == "unwanted":
             # It was deleted, or its record replaced, while it was being made.
-            await self._runtime.delete(uid)
+            self.delete_soon(record.sandbox_id, uid)
+        elif outcome == "started" and expire_ms != record.expire_ms:
+            # Its life was made longer or shorter while it was being made, when the runtime could not be told.
+            await self._update(record.sandbox_id, uid, expire_ms)
+
+    async def _update(self, sandbox_id: str, uid: str, expire_ms: int) -> None:
+        try:
+            await self._runtime.update(uid, expire_ms)
+        except OrchardError as error:
+            # It runs and its lease is right: only a lease rebuilt from the runtime would not be.
+            _log.warning("the runtime has an old deadline", sandbox_id=sandbox_id, why=error.message)
 
     async def run_deletes(self) -> None:
         """One of several workers: delete for ever."""
         while True:
-            record = await self._deletes.get()
+            sandbox_id, uid = await self._deletes.get()
             try:
                 # The watcher sees it go, and its record is ended then: one writer, one order.
-                await self._runtime.delete(record.uid)
+                await self._runtime.delete(uid)
             except UnavailableError as error:
-                _log.warning("a delete was put off", sandbox_id=record.sandbox_id, why=error.message)
+                _log.warning("a delete was put off", sandbox_id=sandbox_id, why=error.message)
             except OrchardError as error:
-                _log.error("a delete failed", sandbox_id=record.sandbox_id, why=error.message)
+                _log.error("a delete failed", sandbox_id=sandbox_id, why=error.message)
             finally:
-                self._deleting.discard(record.uid)
+                self._deleting.discard(uid)

@@ -89,7 +89,7 @@ class NodeRuntime:
 
 
 def _translated(error: grpc.aio.AioRpcError) -> OrchardError:
-    """The node's error as ours: its own reasons pass, everything else means that it is away."""
+    """The node's error as ours: what will never work keeps its reason, everything else may work later."""
     reason, metadata = "", {}
     status = status_pb2.Status()
     for key, value in error.trailing_metadata() or ():
@@ -109,4 +109,6 @@ def _translated(error: grpc.aio.AioRpcError) -> OrchardError:
         return InvalidArgumentError.of(
             field.field if field else "spec", field.description if field else message, reason=reason or None, **metadata
         )
-    return UnavailableError(f"the node daemon does not answer as it should: {message}", reason="RUNTIME_UNAVAILABLE")
+    away = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+    what = "does not answer" if away else "cannot do it now"
+    return UnavailableError(f"the node daemon {what}: {message}", reason="RUNTIME_UNAVAILABLE")

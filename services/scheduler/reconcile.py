@@ -15,11 +15,10 @@ from services.common.hub import Hub
 from services.common.logs import get_logger
 from services.common.observed import Observed
 from services.common.states import Reason, State
-from services.common.times import now_ms
-from services.common.watch_cache import WatchCache
+from services.common.watch_cache import WatchCache, clock_ms
 from services.scheduler.dispatch import Dispatcher
 from services.scheduler.records import Record
-from services.scheduler.service import Runtime, Scheduler
+from services.scheduler.service import Scheduler
 from services.scheduler.store import LeaseStore
 
 _log = get_logger(__name__)
@@ -37,14 +36,12 @@ class Reconciler:
     def __init__(
         self,
         store: LeaseStore,
-        runtime: Runtime,
         dispatcher: Dispatcher,
         health: Health,
         *,
         grace_seconds: float,
     ) -> None:
         self._store = store
-        self._runtime = runtime
         self._dispatcher = dispatcher
         self._health = health
         self._grace_ms = int(grace_seconds * 1000)
@@ -77,21 +74,16 @@ class Reconciler:
     async def _write(self, seen: Observed) -> None:
         while True:
             try:
-                await self._scheduler.rebuild(seen)
+                outcome = await self._scheduler.rebuild(seen)
             except UnavailableError:
                 # Redis is away: this event waits, newer ones of other sandboxes gather behind it, one each.
                 await asyncio.sleep(_REAP_SECONDS)
                 continue
-            if seen.state is State.FAILED:
-                await self._clear_away(seen)
+            # Its record has ended, now or earlier: what the runtime still has of it nobody else would remove.
+            over = seen.state is State.FAILED or outcome == "ended"
+            if over and seen.state not in (State.DELETING, State.DELETED):
+                self._dispatcher.delete_soon(seen.sandbox_id, seen.uid)
             return
-
-    async def _clear_away(self, seen: Observed) -> None:
-        """Its record says FAILED now; what the runtime still has of it can go."""
-        try:
-            await self._runtime.delete(seen.uid)
-        except UnavailableError as error:
-            _log.warning("a failed sandbox stays for now", sandbox_id=seen.sandbox_id, why=error.message)
 
     async def run_changes(self) -> None:
         """Wake waiters when a record changes, for ever."""
@@ -109,7 +101,7 @@ class Reconciler:
                 for name in await self._store.expire(_AT_ONCE):
                     record = await self._store.get(name)
                     if record is not None:
-                        self._dispatcher.delete_soon(record)
+                        self._dispatcher.delete_soon(record.sandbox_id, record.uid)
                 await self._health.well(STORE_DEPENDENCY)
             except UnavailableError as error:
                 await self._health.unwell(STORE_DEPENDENCY, error.message)
@@ -119,7 +111,10 @@ class Reconciler:
         """Reconcile for ever; of several schedulers one does."""
         while True:
             try:
-                if self._cache.synced and await self._store.elect(self._me, _ELECTED_MS):
+                if not self._cache.live:
+                    # What is missing now may only not have been told; it is missed anew from the next snapshot on.
+                    self._absent_since = {}
+                elif await self._store.elect(self._me, _ELECTED_MS):
                     await self._round(self._cache)
                 self.queue_lengths = await self._store.queue_lengths()
             except UnavailableError as error:
@@ -144,20 +139,20 @@ class Reconciler:
         for start in range(0, len(missing), _AT_ONCE):
             for record in await self._store.get_many(missing[start : start + _AT_ONCE]):
                 if record is not None and record.state is not State.QUEUED:
-                    await self._mend(record, absent)
+                    await self._mend(record, cache.heard_ms, absent)
         self._absent_since = absent
         while await self._store.sweep(_AT_ONCE) == _AT_ONCE:
             pass
 
-    async def _mend(self, record: Record, absent: dict[str, int]) -> None:
+    async def _mend(self, record: Record, heard_ms: int, absent: dict[str, int]) -> None:
         """End a record whose sandbox is gone.
 
-        A sandbox counts as gone when this reconciler has missed it for the whole grace: a watcher that is behind, or a
-        runtime that is busy, must not look like one that lost it.
+        A sandbox counts as gone when the watcher, still talking after the whole grace, has not named it: one that is
+        behind or stalled, or a runtime that is busy, must not look like one that lost it.
         """
-        since = self._absent_since.get(record.request_id, now_ms())
+        since = self._absent_since.get(record.request_id, clock_ms())
         absent[record.request_id] = since
-        if now_ms() - since < self._grace_ms:
+        if heard_ms - since < self._grace_ms:
             return
         if record.state is State.DELETING:
             await self._finish(record, State.DELETED, record.reason, "")

@@ -15,6 +15,7 @@ class Terms:
     ttl_ms: int
     idle_timeout_ms: int = 0
     heartbeat_timeout_ms: int = 0
+    start_timeout_ms: int = 60_000
     priority: int = 0
 
 

@@ -29,6 +29,8 @@ _log = get_logger(__name__)
 _WAIT_WAKE_SECONDS: Final = 30.0
 _REAPPEAR_SECONDS: Final = 10.0
 _LIST_READ_AT_ONCE: Final = 200
+_LIST_LOOKED_AT: Final = 5000
+_LIST_SPEC_BYTES: Final = 1 << 20  # a message may have 4 MiB, and one spec up to 3
 
 
 class Runtime(Protocol):
@@ -71,7 +73,7 @@ class Scheduler:
         terms_of: TermsOf,
         queue_limit: int,
         wake_dispatcher: Callable[[], None],
-        delete_soon: Callable[[Record], None],
+        delete_soon: Callable[[str, str], None],
     ) -> None:
         self._store = store
         self._runtime = runtime
@@ -97,13 +99,22 @@ class Scheduler:
         )
         await self._runtime.check(tenant, wanted.sandbox_id, spec)
         # A store that was emptied has forgotten this sandbox; the runtime has not.
-        await self._recall((tenant, wanted.sandbox_id))
+        if not await self._recall((tenant, wanted.sandbox_id)):
+            await self._check_memory()
         terms = self._terms_of(spec)
         outcome, found_id, created_ms = await self._store.create(wanted, terms, queue_limit=self._queue_limit)
         if outcome == "request_conflict":
             raise AlreadyExistsError(
                 f"request id {request_id!r} was used for sandbox {found_id!r} with another spec; use a new request id",
                 reason="REQUEST_ID_REUSED",
+                request_id=request_id,
+                sandbox_id=found_id,
+            )
+        if outcome == "request_ended":
+            raise AlreadyExistsError(
+                f"request id {request_id!r} was used for sandbox {found_id!r}, which has ended, and another request "
+                "has that id now; use a new request id",
+                reason="REQUEST_ENDED",
                 request_id=request_id,
                 sandbox_id=found_id,
             )
@@ -129,12 +140,14 @@ class Scheduler:
 
         Raises:
             NotFoundError: there is none of this id, nor was there within the last 24 h.
+            UnavailableError: nobody can say at the moment.
         """
         name = (tenant, sandbox_id)
         record = await self._store.get(name)
         if record is None and await self._recall(name):
             record = await self._store.get(name)
         if record is None:
+            await self._check_memory()
             raise not_found(sandbox_id)
         return record
 
@@ -148,20 +161,30 @@ class Scheduler:
         before: tuple[int, str] | None,
         count: int,
     ) -> tuple[list[Record], tuple[int, str] | None]:
-        """At most `count` matching records after the position `before`, newest first, and where to go on from."""
+        """At most `count` matching records after the position `before`, newest first, and where to go on from.
+
+        A page ends early, even empty, when it becomes large or took long to find.
+        """
         found: list[Record] = []
+        looked_at = spec_bytes = 0
         while True:
             entries = await self._store.page(tenant, before, _LIST_READ_AT_ONCE)
             for entry, record in zip(
                 entries, await self._store.get_many([(tenant, entry_id) for _, entry_id in entries]), strict=True
             ):
+                matches = (
+                    record is not None
+                    and (record.state in states if states else not record.state.terminal)
+                    and (not labels or labels.items() <= labels_of(record.spec).items())
+                )
+                if record is not None and matches:
+                    spec_bytes += len(record.spec)
+                    if found and spec_bytes > _LIST_SPEC_BYTES:
+                        return found, before
+                    found.append(record)
                 before = entry
-                if record is None or (record.state not in states if states else record.state.terminal):
-                    continue
-                if labels and not labels.items() <= labels_of(record.spec).items():
-                    continue
-                found.append(record)
-                if len(found) == count:
+                looked_at += 1
+                if len(found) == count or looked_at == _LIST_LOOKED_AT:
                     return found, before
             if len(entries) < _LIST_READ_AT_ONCE:
                 return found, None
@@ -202,6 +225,7 @@ class Scheduler:
             record = await self._store.get(name)
         if record is not None:
             return record
+        await self._check_memory()
         return replace(
             last,
             state=State.FAILED,
@@ -213,16 +237,29 @@ class Scheduler:
     async def update(self, tenant: str, sandbox_id: str, ttl_ms: int) -> Record:
         """Move the end of its time to live."""
         record = await self.get(tenant, sandbox_id)
+        if record.state.terminal or record.state is State.DELETING:
+            raise _ended(sandbox_id)
         expire_ms = now_ms() + ttl_ms
-        if record.uid:
-            # The runtime first: a lease rebuilt from it must not be shorter than what was promised.
-            await self._runtime.update(record.uid, expire_ms)
+        # The runtime first: a lease rebuilt from it must not be shorter than what was promised.
+        told = await self._tell_deadline(record, expire_ms)
         outcome = await self._store.update((tenant, sandbox_id), expire_ms)
-        if outcome != "updated":
-            raise FailedPreconditionError(
-                f"sandbox {sandbox_id!r} has ended", reason="SANDBOX_ENDED", sandbox_id=sandbox_id
-            )
-        return await self.get(tenant, sandbox_id)
+        if outcome == "ended":
+            raise _ended(sandbox_id)
+        record = await self.get(tenant, sandbox_id)
+        if not told:
+            # It may have started in between, with the old deadline.
+            await self._tell_deadline(record, expire_ms)
+        return record
+
+    async def _tell_deadline(self, record: Record, expire_ms: int) -> bool:
+        """Tell the runtime of a new deadline; False if there is no incarnation yet."""
+        if not record.uid:
+            return False
+        try:
+            await self._runtime.update(record.uid, expire_ms)
+        except NotFoundError:
+            raise _ended(record.sandbox_id) from None
+        return True
 
     async def delete(self, tenant: str, sandbox_id: str, uid: str) -> Record:
         """Begin to remove a sandbox."""
@@ -231,25 +268,30 @@ class Scheduler:
         if record is None and await self._recall(name):
             outcome, record = await self._store.delete(name, uid, Reason.REQUESTED)
         if record is None:
+            await self._check_memory()
             raise not_found(sandbox_id)
         if outcome == "other_uid":
             raise FailedPreconditionError(
                 f"sandbox {sandbox_id!r} is another incarnation now", reason="UID_MISMATCH", sandbox_id=sandbox_id
             )
         if outcome == "deleting":
-            self._delete_soon(record)
+            self._delete_soon(sandbox_id, record.uid)
         return record
 
     async def heartbeat(self, tenant: str, sandbox_ids: Sequence[str]) -> list[str]:
-        """Renew heartbeat leases; returns the ids that are not alive."""
+        """Renew heartbeat leases; returns the ids that are not alive.
+
+        Raises:
+            UnavailableError: nobody can say at the moment whether some are.
+        """
         missing = await self._store.renew("last_heartbeat_ms", [(tenant, sandbox_id, "") for sandbox_id in sandbox_ids])
-        gone = []
-        for name in missing:
-            if await self._recall(name):
-                await self._store.renew("last_heartbeat_ms", [(*name, "")])
-            else:
-                gone.append(name[1])
-        return gone
+        recalled = [(*name, "") for name in missing if await self._recall(name)]
+        if len(recalled) < len(missing):
+            await self._check_memory()
+        # One that the runtime still has need not be alive: it may be about to be deleted.
+        dead = set(missing) - {(name_tenant, name_id) for name_tenant, name_id, _uid in recalled}
+        dead.update(await self._store.renew("last_heartbeat_ms", recalled) if recalled else [])
+        return [name[1] for name in missing if name in dead]
 
     async def report_activity(self, activities: Sequence[tuple[str, str, str]]) -> None:
         """Renew idle leases of (tenant, id, uid)."""
@@ -265,11 +307,21 @@ class Scheduler:
             await self._store.observe(seen)
         return True
 
-    async def rebuild(self, seen: Observed) -> None:
-        """Make sure that a sandbox of the runtime has a record that says what was seen."""
-        if await self._store.observe(seen) == "missing" and seen.state not in (State.DELETED, State.DELETING):
+    async def _check_memory(self) -> None:
+        """Raise UNAVAILABLE if what has no record may exist: the store was emptied and the runtime cannot be asked."""
+        if not self._cache.live and await self._store.lost_everything():
+            raise UnavailableError(
+                "the lease store was emptied and the runtime's sandboxes are not known yet; retry",
+                reason="LEASE_STORE_REBUILDING",
+            )
+
+    async def rebuild(self, seen: Observed) -> str:
+        """Make sure that a sandbox of the runtime has a record that says what was seen; see LeaseStore.observe."""
+        outcome = await self._store.observe(seen)
+        if outcome == "missing" and seen.state not in (State.DELETED, State.DELETING):
             await self._store.rebuild(seen, self._terms_of(seen.spec), now_ms())
-            await self._store.observe(seen)
+            outcome = await self._store.observe(seen)
+        return outcome
 
     def notify(self, name: Name) -> None:
         """A record changed."""
@@ -285,6 +337,10 @@ class Scheduler:
 
 def _shown(record: Record) -> tuple[State, Reason, str]:
     return record.state, record.reason, record.message
+
+
+def _ended(sandbox_id: str) -> FailedPreconditionError:
+    return FailedPreconditionError(f"sandbox {sandbox_id!r} has ended", reason="SANDBOX_ENDED", sandbox_id=sandbox_id)
 
 
 def new_sandbox_id() -> str:

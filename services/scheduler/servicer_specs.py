@@ -98,6 +98,7 @@ def terms_of(spec: bytes) -> Terms:
         ttl_ms=ms_of_duration(parsed.ttl) or _TTL_SECONDS * 1000,
         idle_timeout_ms=ms_of_duration(parsed.idle_timeout),
         heartbeat_timeout_ms=ms_of_duration(parsed.heartbeat_timeout),
+        start_timeout_ms=ms_of_duration(parsed.start_timeout) or _START_SECONDS * 1000,
         priority=parsed.priority,
     )
 

@@ -19,5 +19,8 @@ class SchedulerSettings(InternalServiceSettings):
         default=30.0, gt=0, description="After this, a create that a scheduler took and did not finish is taken again."
     )
     grace_seconds: float = Field(
-        default=10.0, gt=0, description="How long a record may be without a sandbox of the runtime before it is ended."
+        default=20.0,
+        gt=15,
+        # Longer than a silent stream passes for a live one: what a stalled watcher cannot tell of must not be ended.
+        description="How long a record may be without a sandbox of the runtime before it is ended.",
     )

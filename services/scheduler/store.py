@@ -1,4 +1,4 @@
-"""Records, leases and the queue in Redis. Every change is a Lua script (lua/): no read-modify-write from here."""
+"""Records, leases and the queue in Redis, changed by Lua scripts (lua/) alone: no read-modify-write from here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import redis.asyncio as redis
-from redis.exceptions import RedisError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from services.common.errors import UnavailableError
 from services.common.observed import Observed
@@ -22,6 +24,8 @@ _RECONCILER: Final = "orchard:reconciler"
 _CHANGES: Final = "orchard:changes"
 _LEASES: Final = "orchard:leases"
 _TIMEOUT_SECONDS: Final = 5.0
+_AWAY: Final = (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OutOfMemoryError, OSError, TimeoutError)
+_AWAY_WORDS: Final = ("BUSY", "MISCONF", "MASTERDOWN", "NOREPLICAS")
 
 Name = tuple[str, str]
 """Tenant and sandbox id."""
@@ -32,10 +36,19 @@ async def _translated() -> AsyncIterator[None]:
     """Redis away becomes UNAVAILABLE; no driver text reaches a client."""
     try:
         yield
-    except (RedisError, OSError, TimeoutError) as error:
-        raise UnavailableError(
-            "the lease store does not answer; running sandboxes go on, retry", reason="LEASE_STORE_UNAVAILABLE"
-        ) from error
+    except _AWAY as error:
+        raise _unavailable() from error
+    except ResponseError as error:
+        # Answers of a server that cannot work just now. Any other is a fault of ours, which a retry would only hide.
+        if not str(error).startswith(_AWAY_WORDS):
+            raise
+        raise _unavailable() from error
+
+
+def _unavailable() -> UnavailableError:
+    return UnavailableError(
+        "the lease store does not answer; running sandboxes go on, retry", reason="LEASE_STORE_UNAVAILABLE"
+    )
 
 
 class LeaseStore:
@@ -56,11 +69,6 @@ class LeaseStore:
         """Close every connection."""
         await self._redis.aclose()
 
-    async def ping(self) -> None:
-        """Raise UnavailableError unless the store answers."""
-        async with _translated():
-            await self._redis.ping()
-
     async def _run(self, script: str, *arguments: str | bytes | int) -> Any:
         async with _translated():
             return await self._scripts[script](args=list(arguments))
@@ -80,6 +88,7 @@ class LeaseStore:
             terms.heartbeat_timeout_ms,
             record.spec,
             int(record.expects_secret_env),
+            terms.start_timeout_ms,
         )
         return outcome.decode(), sandbox_id.decode(), int(now)
 
@@ -92,21 +101,21 @@ class LeaseStore:
             if taken[1]:
                 return _record(taken[2])
 
-    async def started(self, name: Name, request_id: str, uid: str) -> State | None:
-        """Note the incarnation that the runtime made; returns the record's state, None if it is not that create's."""
-        state = await self._run("started", *name, request_id, uid)
-        return State(int(state)) if state else None
+    async def started(self, name: Name, request_id: str, uid: str) -> tuple[str, int]:
+        """Note the incarnation that the runtime made; returns started, missing or unwanted, and when it expires."""
+        outcome, expire_ms = await self._run("started", *name, request_id, uid)
+        return outcome.decode(), int(expire_ms)
 
-    async def release(self, name: Name, delay_ms: int) -> None:
-        """Let a claimed create be taken again after a delay."""
-        await self._run("release", *name, delay_ms)
+    async def release(self, name: Name, request_id: str, delay_ms: int, message: str) -> bool:
+        """Let a create whose start failed for now be taken again after a delay; True if its start timeout ended it."""
+        return bool(await self._run("release", *name, request_id, delay_ms, message))
 
     async def finish(self, name: Name, request_id: str, state: State, reason: Reason, message: str) -> bool:
         """End a record; False if it had ended."""
         return bool(await self._run("finish", *name, request_id, int(state), int(reason), message))
 
     async def observe(self, seen: Observed) -> str:
-        """Write what the watcher saw; returns applied, missing, other or old."""
+        """Write what the watcher saw; returns applied, missing, ended, other or old (lua/observe.lua)."""
         outcome = await self._run(
             "observe",
             seen.tenant,
@@ -118,6 +127,7 @@ class LeaseStore:
             int(seen.reason),
             seen.message,
             seen.ready_ms,
+            seen.create_ms,
         )
         return str(outcome.decode())
 
@@ -145,7 +155,8 @@ class LeaseStore:
             "last_active_ms": now_ms,
             "heartbeat_timeout_ms": terms.heartbeat_timeout_ms,
             "last_heartbeat_ms": now_ms,
-            "fence": 0,
+            "start_ms": 0,
+            "start_timeout_ms": terms.start_timeout_ms,
             "delete_reason": "",
         }
         flat = [part for pair in fields.items() for part in pair]

@@ -1,12 +1,16 @@
--- ARGV: tenant, id, request_id, spec_hash, queue_limit, priority, ttl_ms, idle_timeout_ms, heartbeat_timeout_ms, spec, expects_secret_env
--- Returns {outcome, id, now}: created, repeat, request_conflict, taken, queue_full.
+-- ARGV: tenant, id, request_id, spec_hash, queue_limit, priority, ttl_ms, idle_timeout_ms, heartbeat_timeout_ms, spec, expects_secret_env,
+-- start_timeout_ms
+-- Returns {outcome, id, now}: created, repeat, request_conflict, request_ended, taken, queue_full.
 local tenant, id, request_id, spec_hash = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local now = now_ms()
 local earlier = redis.call('HMGET', request_key(tenant, request_id), 'id', 'spec_hash')
 if earlier[1] then
   if earlier[2] ~= spec_hash then return {'request_conflict', earlier[1], text(now)} end
-  if redis.call('EXISTS', record_key(tenant, earlier[1])) == 1 then return {'repeat', earlier[1], text(now)} end
   id = earlier[1]
+  local holder = redis.call('HGET', record_key(tenant, id), 'request_id')
+  if holder == request_id then return {'repeat', id, text(now)} end
+  -- Its sandbox has ended and somebody else's has the id now.
+  if holder then return {'request_ended', id, text(now)} end
 end
 local key = record_key(tenant, id)
 local state = redis.call('HGET', key, 'state')
@@ -20,7 +24,7 @@ redis.call('HSET', key,
   'expects_secret_env', ARGV[11], 'state', QUEUED, 'reason', REASON_NONE, 'message', '', 'uid', '', 'revision', '',
   'create_ms', text(now), 'ready_ms', '0', 'end_ms', '0', 'expire_ms', text(now + tonumber(ARGV[7])),
   'idle_timeout_ms', ARGV[8], 'last_active_ms', text(now), 'heartbeat_timeout_ms', ARGV[9], 'last_heartbeat_ms', text(now),
-  'fence', '0', 'delete_reason', '')
+  'start_ms', '0', 'start_timeout_ms', ARGV[12], 'delete_reason', '')
 redis.call('HSET', request_key(tenant, request_id), 'id', id, 'spec_hash', spec_hash)
 redis.call('PEXPIRE', request_key(tenant, request_id), KEPT_MS)
 redis.call('ZADD', index_key(tenant), text(now), id)

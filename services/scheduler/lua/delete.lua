@@ -9,7 +9,6 @@ if r[1] == QUEUED then
   finish(tenant, id, DELETED, ARGV[4], '', now_ms())
   return {'ended', redis.call('HGETALL', key)}
 end
-redis.call('HINCRBY', key, 'fence', 1)
 -- Looked at again later by the reaper, in case the delete is lost with its scheduler.
 redis.call('ZADD', LEASES, text(now_ms() + 5000), member(tenant, id))
 if r[3] == '' then redis.call('HSET', key, 'delete_reason', ARGV[4]) end

@@ -11,9 +11,8 @@ for _, name in ipairs(redis.call('ZRANGEBYSCORE', LEASES, '-inf', text(now), 'LI
   elseif state ~= DELETING and deadline(key) > now then
     lease(tenant, id)
   elseif state == QUEUED then
-    finish(tenant, id, DELETED, REASON_EXPIRED, 'its time to live ended while it was queued', now)
+    finish(tenant, id, DELETED, REASON_EXPIRED, 'its time to live or heartbeat timeout ended while it was queued', now)
   else
-    redis.call('HINCRBY', key, 'fence', 1)
     if state ~= DELETING then
       redis.call('HSET', key, 'state', DELETING, 'reason', REASON_EXPIRED, 'delete_reason', REASON_EXPIRED)
       changed(tenant, id)

@@ -1,11 +1,17 @@
--- ARGV: tenant, id, request_id, uid, revision (20 digits), state, reason, message, ready_ms
--- Writes what the watcher saw. Returns applied, missing (no record), other (another create's) or old.
+-- ARGV: tenant, id, request_id, uid, revision (20 digits), state, reason, message, ready_ms, create_ms
+-- Writes what the watcher saw. Returns applied, missing (no record), ended (for the record it is over, so nothing of it may live),
+-- other (another create's) or old.
 local tenant, id = ARGV[1], ARGV[2]
 local key = record_key(tenant, id)
-local r = redis.call('HMGET', key, 'state', 'request_id', 'revision', 'delete_reason', 'ready_ms', 'uid')
+local r = redis.call('HMGET', key, 'state', 'request_id', 'revision', 'delete_reason', 'ready_ms', 'uid', 'create_ms')
 if not r[1] then return 'missing' end
-if r[2] ~= ARGV[3] then return 'other' end
-if is_terminal(r[1]) or ARGV[5] <= r[3] then return 'old' end
+if r[2] ~= ARGV[3] then
+  -- An id is given again only after its end: what is older than the record is a leftover.
+  if tonumber(ARGV[10]) < tonumber(r[7]) then return 'ended' end
+  return 'other'
+end
+if is_terminal(r[1]) then return 'ended' end
+if ARGV[5] <= r[3] then return 'old' end
 if r[6] ~= '' and r[6] ~= ARGV[4] then return 'other' end
 local now = now_ms()
 redis.call('HSET', key, 'uid', ARGV[4], 'revision', ARGV[5])

@@ -1,8 +1,9 @@
--- Shared by every script; the store puts it in front of each. Scripts are the only writers of records and leases, so a change is whole
+-- Shared by every script; the store puts it in front of each. Scripts alone change records and leases, so a change is whole
 -- or not at all and nothing is read in one call and written in another. Times are milliseconds of the server's own clock.
 local QUEUED, STARTING, READY, DELETING, DELETED, FAILED = '1', '2', '3', '4', '5', '6'
-local REASON_NONE, REASON_REQUESTED, REASON_EXPIRED, REASON_EXTERNAL = '0', '1', '2', '12'
+local REASON_NONE, REASON_REQUESTED, REASON_EXPIRED, REASON_UNSCHEDULABLE, REASON_EXTERNAL = '0', '1', '2', '4', '12'
 local KEPT_MS = 86400000 -- terminal records and request ids are kept 24 h
+local IDLE_SLACK_MS = 10000 -- two of the gateways' reports of activity: one may be late or lost without ending what is in use
 
 local LEASES = 'orchard:leases'   -- "<tenant>/<id>" of every record that is not terminal, by deadline
 local CLAIMED = 'orchard:claimed' -- "<tenant>/<id>" taken from the queue and not yet started, by when it may be taken again
@@ -25,12 +26,13 @@ end
 
 local function text(number) return string.format('%.0f', number) end
 
--- The moment at which a record's lease ends: its time to live, idle timeout or heartbeat timeout, whichever is first.
+-- The moment at which a record's lease ends: its time to live, idle timeout or heartbeat timeout, whichever is first. Only what is
+-- READY can be idle. Heartbeats count from the create on: the queue need not start what a dead client left in it.
 local function deadline(key)
-  local r = redis.call('HMGET', key, 'expire_ms', 'idle_timeout_ms', 'last_active_ms', 'heartbeat_timeout_ms', 'last_heartbeat_ms')
+  local r = redis.call('HMGET', key, 'expire_ms', 'idle_timeout_ms', 'last_active_ms', 'heartbeat_timeout_ms', 'last_heartbeat_ms', 'ready_ms')
   local at = tonumber(r[1])
   local idle, heartbeat = tonumber(r[2]), tonumber(r[4])
-  if idle > 0 then at = math.min(at, tonumber(r[3]) + idle) end
+  if idle > 0 and r[6] ~= '0' then at = math.min(at, tonumber(r[3]) + idle + IDLE_SLACK_MS) end
   if heartbeat > 0 then at = math.min(at, tonumber(r[5]) + heartbeat) end
   return at
 end

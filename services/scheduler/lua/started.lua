@@ -1,7 +1,11 @@
--- ARGV: tenant, id, request_id, uid. The runtime accepted the sandbox. Returns the record's state, or '' if it is not this create's.
-local key = record_key(ARGV[1], ARGV[2])
-local r = redis.call('HMGET', key, 'state', 'request_id', 'uid')
-if r[2] ~= ARGV[3] then return '' end
-redis.call('ZREM', CLAIMED, member(ARGV[1], ARGV[2]))
+-- ARGV: tenant, id, request_id, uid. The runtime accepted the sandbox. Returns {outcome, expire_ms}: started; missing (the store was
+-- emptied meanwhile, and the watcher's word will bring the record back); unwanted (deleted, ended or replaced meanwhile).
+local tenant, id = ARGV[1], ARGV[2]
+local key = record_key(tenant, id)
+local r = redis.call('HMGET', key, 'state', 'request_id', 'uid', 'expire_ms')
+if not r[1] then return {'missing', '0'} end
+if r[2] ~= ARGV[3] then return {'unwanted', '0'} end
+redis.call('ZREM', CLAIMED, member(tenant, id))
 if r[3] == '' then redis.call('HSET', key, 'uid', ARGV[4]) end
-return r[1]
+if is_terminal(r[1]) or r[1] == DELETING then return {'unwanted', r[4]} end
+return {'started', r[4]}

@@ -1,141 +1,27 @@
-"""Every Lua script against a real Valkey."""
+"""The Lua scripts of records and leases against a real Valkey."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 import redis.asyncio as redis
 
 from services.common.errors import UnavailableError
-from services.common.observed import Observed
 from services.common.states import Reason, State
-from services.scheduler.records import Record, Terms
+from services.scheduler.records import Terms
 from services.scheduler.store import LeaseStore
-
-DAY = Terms(ttl_ms=86_400_000)
-
-
-@pytest.fixture
-async def store(valkey_url: str) -> AsyncIterator[LeaseStore]:
-    async with redis.Redis.from_url(valkey_url) as client:
-        await client.flushall()
-    store = LeaseStore(valkey_url)
-    yield store
-    await store.close()
-
-
-def wanted(
-    sandbox_id: str, *, tenant: str = "t", request_id: str = "", spec: bytes = b"spec", spec_hash: str = "h"
-) -> Record:
-    return Record(tenant, sandbox_id, request_id or f"r-{sandbox_id}", spec_hash, spec, State.QUEUED)
-
-
-async def create(store: LeaseStore, record: Record, terms: Terms = DAY, queue_limit: int = 1000) -> tuple[str, str]:
-    outcome, sandbox_id, _now = await store.create(record, terms, queue_limit=queue_limit)
-    return outcome, sandbox_id
-
-
-def seen(record: Record, state: State, revision: int, **more) -> Observed:
-    return Observed(
-        record.tenant, record.sandbox_id, more.pop("uid", "u1"), revision, state, request_id=record.request_id, **more
-    )
-
-
-async def take(store: LeaseStore, claim_ms: int = 30_000) -> tuple[str, str] | None:
-    record = await store.take(claim_ms)
-    return (record.tenant, record.sandbox_id) if record else None
-
-
-async def delete(store: LeaseStore, name: tuple[str, str], uid: str, reason: Reason) -> str:
-    return (await store.delete(name, uid, reason))[0]
-
-
-async def started(store: LeaseStore, record: Record) -> None:
-    await create(store, record)
-    assert await take(store, 30_000) == (record.tenant, record.sandbox_id)
-    assert await store.started((record.tenant, record.sandbox_id), record.request_id, "u1") is State.STARTING
-
-
-async def state_of(store: LeaseStore, record: Record) -> tuple[State, Reason]:
-    found = await store.get((record.tenant, record.sandbox_id))
-    assert found is not None
-    return found.state, found.reason
-
-
-class TestCreate:
-    async def test_a_create_is_queued_whole(self, store: LeaseStore) -> None:
-        record = wanted("a", spec=b"\x00\xff")
-        assert await create(store, record) == ("created", "a")
-        found = await store.get(("t", "a"))
-        assert found is not None
-        assert (found.state, found.spec, found.request_id, found.uid) == (State.QUEUED, b"\x00\xff", "r-a", "")
-        assert found.expire_ms - found.create_ms == DAY.ttl_ms
-
-    async def test_a_repeat_gives_the_first_answer_also_under_another_generated_id(self, store: LeaseStore) -> None:
-        await create(store, wanted("a", request_id="r"))
-        assert await create(store, wanted("b", request_id="r")) == ("repeat", "a")
-        assert await store.get(("t", "b")) is None
-
-    async def test_a_request_id_with_another_spec(self, store: LeaseStore) -> None:
-        await create(store, wanted("a", request_id="r"))
-        assert await create(store, wanted("a", request_id="r", spec_hash="other")) == ("request_conflict", "a")
-
-    async def test_an_id_that_lives_is_taken_in_its_tenant_alone(self, store: LeaseStore) -> None:
-        await create(store, wanted("a"))
-        assert await create(store, wanted("a", request_id="other")) == ("taken", "a")
-        assert await create(store, wanted("a", tenant="t2", request_id="other")) == ("created", "a")
-
-    async def test_an_id_is_free_again_after_its_end(self, store: LeaseStore) -> None:
-        await create(store, wanted("a"))
-        assert await delete(store, ("t", "a"), "", Reason.REQUESTED) == "ended"
-        assert await create(store, wanted("a", request_id="second")) == ("created", "a")
-        assert (await state_of(store, wanted("a")))[0] is State.QUEUED
-
-    async def test_the_queue_has_a_bound(self, store: LeaseStore) -> None:
-        await create(store, wanted("a"), queue_limit=1)
-        assert (await create(store, wanted("b"), queue_limit=1))[0] == "queue_full"
-        assert await store.get(("t", "b")) is None
-
-    async def test_concurrent_repeats_make_one(self, store: LeaseStore) -> None:
-        outcomes = await asyncio.gather(*(create(store, wanted(f"a{n}", request_id="r")) for n in range(50)))
-        assert sorted(outcome for outcome, _ in outcomes) == ["created"] + ["repeat"] * 49
-        assert len({found for _, found in outcomes}) == 1
-
-
-class TestQueue:
-    async def test_priority_then_arrival(self, store: LeaseStore) -> None:
-        for name, priority in (("a", 0), ("b", 5), ("c", 0), ("d", -1000), ("e", 1000)):
-            await create(store, wanted(name), replace(DAY, priority=priority))
-        taken = [await take(store, 30_000) for _ in range(6)]
-        assert taken == [("t", "e"), ("t", "b"), ("t", "a"), ("t", "c"), ("t", "d"), None]
-
-    async def test_tenants_take_turns(self, store: LeaseStore) -> None:
-        for number in range(4):
-            await create(store, wanted(f"a{number}", tenant="big"))
-        await create(store, wanted("b0", tenant="small"))
-        taken = [await take(store, 30_000) for _ in range(5)]
-        assert [name and name[0] for name in taken] == ["big", "small", "big", "big", "big"]
-
-    async def test_each_create_is_taken_once(self, store: LeaseStore) -> None:
-        for number in range(30):
-            await create(store, wanted(f"a{number}"))
-        taken = await asyncio.gather(*(take(store, 30_000) for _ in range(60)))
-        assert len([name for name in taken if name]) == 30 == len({name for name in taken if name})
-
-    async def test_a_claim_that_ran_out_is_taken_again(self, store: LeaseStore) -> None:
-        await create(store, wanted("a"))
-        assert await take(store, 1) == ("t", "a")
-        await asyncio.sleep(0.01)  # the store's own clock passes the claim
-        assert await take(store, 30_000) == ("t", "a")
-        assert await take(store, 30_000) is None
-
-    async def test_one_deleted_in_the_queue_is_never_taken(self, store: LeaseStore) -> None:
-        await create(store, wanted("a"))
-        assert await delete(store, ("t", "a"), "", Reason.REQUESTED) == "ended"
-        assert await state_of(store, wanted("a")) == (State.DELETED, Reason.REQUESTED)
-        assert await take(store, 30_000) is None
-        assert await store.queue_lengths() == {}
+from tests.integration.scheduler.records import (
+    DAY,
+    FAR_MS,
+    create,
+    delete,
+    long_ago,
+    seen,
+    started,
+    state_of,
+    take,
+    wanted,
+)
 
 
 class TestObserve:
@@ -174,8 +60,14 @@ class TestObserve:
 
     async def test_an_event_of_another_create_is_ignored(self, store: LeaseStore) -> None:
         await started(store, wanted("a"))
-        assert await store.observe(seen(wanted("a", request_id="other"), State.FAILED, 99)) == "other"
+        later = FAR_MS
+        assert await store.observe(seen(wanted("a", request_id="other"), State.FAILED, 99, create_ms=later)) == "other"
         assert await store.observe(seen(wanted("a"), State.FAILED, 99, uid="u2")) == "other"
+        assert (await state_of(store, wanted("a")))[0] is State.STARTING
+
+    async def test_a_leftover_of_an_earlier_create_is_over(self, store: LeaseStore) -> None:
+        await started(store, wanted("a"))
+        assert await store.observe(seen(wanted("a", request_id="other"), State.READY, 99, create_ms=1)) == "ended"
         assert (await state_of(store, wanted("a")))[0] is State.STARTING
 
     async def test_an_unknown_sandbox_is_missing(self, store: LeaseStore) -> None:
@@ -185,7 +77,7 @@ class TestObserve:
         record = wanted("a")
         await started(store, record)
         await store.observe(seen(record, State.FAILED, 5, reason=Reason.OOM, message="out of memory"))
-        await store.observe(seen(record, State.READY, 6))
+        assert await store.observe(seen(record, State.READY, 6)) == "ended"
         assert await state_of(store, record) == (State.FAILED, Reason.OOM)
 
 
@@ -202,19 +94,40 @@ class TestLeases:
         await store.observe(seen(record, State.DELETED, 9))
         assert await state_of(store, record) == (State.DELETED, Reason.EXPIRED)
 
-    @pytest.mark.parametrize("field", ["last_heartbeat_ms", "last_active_ms"])
-    async def test_a_renewal_moves_the_deadline(self, store: LeaseStore, field: str) -> None:
-        terms = Terms(
-            ttl_ms=86_400_000,
-            **{"last_heartbeat_ms": {"heartbeat_timeout_ms": 300}, "last_active_ms": {"idle_timeout_ms": 300}}[field],
-        )
-        await create(store, wanted("a"), terms)
+    async def test_a_heartbeat_moves_the_deadline(self, store: LeaseStore) -> None:
+        await create(store, wanted("a"), replace(DAY, heartbeat_timeout_ms=300))
         await take(store, 30_000)
         for _ in range(4):
             await asyncio.sleep(0.1)
-            assert await store.renew(field, [("t", "a", "")]) == []
+            assert await store.renew("last_heartbeat_ms", [("t", "a", "")]) == []
             assert await store.expire(100) == []
         await asyncio.sleep(0.31)
+        assert await store.expire(100) == [("t", "a")]
+
+    async def test_idle_counts_only_when_ready(self, store: LeaseStore, valkey: redis.Redis) -> None:
+        record = wanted("a")
+        await create(store, record, replace(DAY, idle_timeout_ms=1000))
+        await long_ago(valkey, "last_active_ms", 3_600_000)
+        assert await store.expire(100) == []
+        assert (await state_of(store, record))[0] is State.QUEUED
+        await take(store)
+        await long_ago(valkey, "last_active_ms", 3_600_000)
+        assert await store.expire(100) == []
+        await store.observe(seen(record, State.READY, 5, ready_ms=77))
+        assert await store.expire(100) == []
+        await long_ago(valkey, "last_active_ms", 3_600_000)
+        assert await store.expire(100) == [("t", "a")]
+
+    async def test_a_report_of_activity_may_be_late_or_lost(self, store: LeaseStore, valkey: redis.Redis) -> None:
+        """Reports come every 5 s, so an idle timeout of 1 s must not end what is in use in between."""
+        record = wanted("a")
+        await create(store, record, replace(DAY, idle_timeout_ms=1000))
+        await take(store)
+        await store.observe(seen(record, State.READY, 5, ready_ms=77))
+        await long_ago(valkey, "last_active_ms", 10_000)
+        assert await store.expire(100) == []
+        assert await store.renew("last_active_ms", [("t", "a", "u1")]) == []
+        await long_ago(valkey, "last_active_ms", 11_001)
         assert await store.expire(100) == [("t", "a")]
 
     async def test_renewing_while_the_reaper_looks_never_loses(self, store: LeaseStore) -> None:
@@ -323,6 +236,18 @@ class TestRest:
         assert caught.value.reason == "LEASE_STORE_UNAVAILABLE"
         assert "Error" not in caught.value.message
         await store.close()
+
+    async def test_a_fault_of_a_script_does_not_read_as_a_store_that_is_away(self, store: LeaseStore) -> None:
+        with pytest.raises(redis.ResponseError):
+            await store.renew("last_heartbeat_ms", [("t",)])  # type: ignore[list-item]
+
+    async def test_a_store_that_cannot_write_is_unavailable(self, store: LeaseStore, valkey: redis.Redis) -> None:
+        await valkey.replicaof("127.0.0.1", 1)
+        try:
+            with pytest.raises(UnavailableError):
+                await create(store, wanted("a"))
+        finally:
+            await valkey.replicaof("NO", "ONE")
 
     async def test_old_ends_are_forgotten(self, store: LeaseStore, valkey_url: str) -> None:
         await create(store, wanted("a"))

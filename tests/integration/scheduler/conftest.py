@@ -1,0 +1,22 @@
+from collections.abc import AsyncIterator
+
+import pytest
+import redis.asyncio as redis
+
+from services.scheduler.store import LeaseStore
+
+
+@pytest.fixture
+async def valkey(valkey_url: str) -> AsyncIterator[redis.Redis]:
+    """The server itself, emptied."""
+    async with redis.Redis.from_url(valkey_url) as client:
+        await client.flushall()
+        yield client
+
+
+@pytest.fixture
+async def store(valkey: redis.Redis, valkey_url: str) -> AsyncIterator[LeaseStore]:
+    """Depends on `valkey`, which empties the server."""
+    store = LeaseStore(valkey_url)
+    yield store
+    await store.close()

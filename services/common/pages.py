@@ -26,5 +26,10 @@ def decode_token(field: str, token: str, types: tuple[type, ...]) -> Any:
     except (ValueError, binascii.Error):
         position = None
     if not isinstance(position, list) or [type(part) for part in position] != list(types):
-        raise InvalidArgumentError.of(field, "is not a token of an earlier page; leave it empty to begin again")
+        raise bad_token(field)
     return tuple(position)
+
+
+def bad_token(field: str) -> InvalidArgumentError:
+    """The error for what `encode_token` did not make."""
+    return InvalidArgumentError.of(field, "is not a token of an earlier page; leave it empty to begin again")

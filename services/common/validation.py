@@ -17,10 +17,19 @@ _LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9_./-]{0,63}\Z")
 RESERVED_SANDBOX_IDS: Final = frozenset({"all", "self", "default"})
 MEBIBYTE: Final = 1 << 20
 DAY_SECONDS: Final = 86_400.0
+_YEAR_1: Final = -62_135_596_800
+_YEAR_9999: Final = 253_402_300_799
 
 
 class DurationLike(Protocol):
     """A google.protobuf.Duration."""
+
+    seconds: int
+    nanos: int
+
+
+class TimestampLike(Protocol):
+    """A google.protobuf.Timestamp."""
 
     seconds: int
     nanos: int
@@ -113,6 +122,14 @@ class Fields:
         """A duration within [minimum, maximum] seconds."""
         seconds = seconds_of(value)
         self.check(minimum <= seconds <= maximum, field, f"must be from {minimum:g} s to {maximum:g} s")
+
+    def timestamp(self, field: str, value: TimestampLike) -> bool:
+        """A time of the years 1 to 9999; returns whether it is one."""
+        return self.check(
+            _YEAR_1 <= value.seconds <= _YEAR_9999 and 0 <= value.nanos < 1_000_000_000,
+            field,
+            "must be a time of the years 1 to 9999",
+        )
 
     def between(self, field: str, value: float, minimum: float, maximum: float, *, zero: bool = True) -> None:
         """A number within [minimum, maximum]; zero means the default where allowed."""

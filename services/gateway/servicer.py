@@ -21,13 +21,13 @@ from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
 from services import __version__
 from services.common.auth import EXPECTS_SECRET_ENV_KEY, principal
 from services.common.errors import PermissionDeniedError
-from services.common.pages import decode_token, encode_token
+from services.common.pages import bad_token, decode_token, encode_token
 from services.common.validation import Fields, seconds_of
 from services.gateway.couriers import SecretCourier
 from services.gateway.keys import Keys
 from services.gateway.proxy import SchedulerProxy
 from services.gateway.scheduler_client import SchedulerClient
-from services.gateway.store import ApiKey, GatewayStore, utc_now
+from services.gateway.store import ApiKey, GatewayStore, UsageSum, utc_now
 
 MINIMUM_AGENT_VERSION: Final = "0.1.0"
 _ROLES: Final = {admin_pb2.ROLE_USER: "user", admin_pb2.ROLE_ADMIN: "admin"}
@@ -105,7 +105,10 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
         before = None
         if request.page_token:
             microseconds, key_id = decode_token("page_token", request.page_token, (int, str))
-            before = (datetime.fromtimestamp(0, UTC) + timedelta(microseconds=microseconds), key_id)
+            try:
+                before = (datetime.fromtimestamp(0, UTC) + timedelta(microseconds=microseconds), key_id)
+            except OverflowError:
+                raise bad_token("page_token") from None
         keys = await self._keys.list_page(request.tenant, before, size)
         token = ""
         if len(keys) == size:
@@ -141,14 +144,16 @@ class UsageServicer(usage_service_pb2_grpc.UsageServiceServicer):
         tenant = request.tenant or who.tenant
         if tenant != who.tenant and "admin" not in who.roles:
             raise PermissionDeniedError("another tenant's usage needs a key with ROLE_ADMIN", reason="ROLE_MISSING")
-        start = request.start_time.ToDatetime(UTC) if request.HasField("start_time") else None
-        end = request.end_time.ToDatetime(UTC) if request.HasField("end_time") else utc_now()
         fields = Fields()
         fields.tenant("tenant", tenant)
+        start = _time(fields, "start_time", request.start_time) if request.HasField("start_time") else None
+        end = (_time(fields, "end_time", request.end_time) if request.HasField("end_time") else None) or utc_now()
         fields.check(start is None or start < end, "start_time", "must be before end_time")
         fields.text("group_by_label", request.group_by_label, maximum=63)
         fields.done()
         sums = await self._store.sum_usage(tenant, start, end, request.group_by_label)
+        if not sums and not request.group_by_label:
+            sums = [UsageSum("", 0, 0.0, 0.0, 0.0)]
         return usage_service_pb2.GetUsageResponse(
             usages=[
                 admin_pb2.Usage(
@@ -188,6 +193,10 @@ def usage_terms(spec: bytes) -> tuple[Mapping[str, str], float, int]:
     """Labels, CPUs and memory bytes of a serialised SandboxSpec."""
     parsed = sandbox_pb2.SandboxSpec.FromString(spec)
     return dict(parsed.labels), parsed.resources.cpu, parsed.resources.memory_bytes
+
+
+def _time(fields: Fields, field: str, value: Timestamp) -> datetime | None:
+    return value.ToDatetime(UTC) if fields.timestamp(field, value) else None
 
 
 def _key_proto(key: ApiKey) -> admin_pb2.ApiKey:

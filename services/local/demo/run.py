@@ -133,7 +133,7 @@ def _own_platform(console: Console) -> Iterator[tuple[str, str]]:
         lifeline_end, lifeline = os.pipe()
         command = [sys.executable, "-m", "services.local", "up", "--data-dir", f"{folder}/data"]
         command += ["--listen", "127.0.0.1:0", "--ready-fd", str(ready_end), "--lifeline-fd", str(lifeline_end)]
-        with console.status("starting the platform"), log.open("wb") as output:
+        with log.open("wb") as output:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -145,10 +145,11 @@ def _own_platform(console: Console) -> Iterator[tuple[str, str]]:
             )
             os.close(ready_end)
             os.close(lifeline_end)
-            facts = _read_facts(ready)
         try:
+            with console.status("starting the platform"):
+                facts = _read_facts(ready)
             if facts is None:
-                process.wait(_STOP_SECONDS)
+                _stop(process)
                 raise PlatformStartError(f"the platform did not start:\n{log.read_text(errors='replace')}")
             profile: dict[str, Any] = json.loads(Path(folder, "config", "profile.json").read_text())
             yield profile["endpoint"], profile["api_key"]

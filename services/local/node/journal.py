@@ -77,8 +77,13 @@ class Journal:
         data = json.dumps(values).encode() + b"\n"
         descriptor = os.open(self._path(uid), os.O_WRONLY | os.O_APPEND | flags, 0o600)
         try:
-            while data:
-                data = data[os.write(descriptor, data) :]
+            whole = os.fstat(descriptor).st_size
+            try:
+                while data:
+                    data = data[os.write(descriptor, data) :]
+            except OSError:
+                os.ftruncate(descriptor, whole)  # a torn line would spoil the next one
+                raise
         finally:
             os.close(descriptor)
 

@@ -352,6 +352,11 @@ class Node:
         )
         if not publish_only:
             self._records[uid] = record
-            self._journal.change(record)
+            try:
+                self._journal.change(record)
+            except OSError as error:
+                # A full disk must not keep sandboxes from ending: that is what frees it. A daemon that is restarted
+                # meanwhile reads the record as it was and finds out again what became of the sandbox.
+                _log.error("a change could not be journalled", uid=uid, phase=record.phase.value, error=str(error))
         self._hub.publish(record)
         return record

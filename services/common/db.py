@@ -19,7 +19,10 @@ def driver_url(database_url: str) -> str:
 
 
 def connect(database_url: str, *, pool_size: int = 5) -> AsyncEngine:
-    """An engine whose waits all end: 5 s to connect, 10 s a statement, 5 s for a pooled connection."""
+    """An engine: 5 s to connect, 10 s a statement, 5 s for a pooled connection.
+
+    The server keeps the limit on statements. One that stands still does not: bound each transaction too.
+    """
     return create_async_engine(
         driver_url(database_url),
         pool_size=pool_size,

@@ -43,11 +43,20 @@ class SecretCourier:
     An id may be used again while the old sandbox is still known, so that a create is told by its request id.
     """
 
-    def __init__(self, cache: WatchCache, agents: Agents, records: SandboxRecords, tasks: TaskGroup) -> None:
+    def __init__(
+        self,
+        cache: WatchCache,
+        agents: Agents,
+        records: SandboxRecords,
+        tasks: TaskGroup,
+        *,
+        look_seconds: float = _LOOK_SECONDS,
+    ) -> None:
         self._cache = cache
         self._agents = agents
         self._records = records
         self._tasks = tasks
+        self._look_seconds = look_seconds
         self._held: dict[tuple[str, str, str], Mapping[str, str]] = {}
 
     def check_room(self) -> None:
@@ -81,7 +90,7 @@ class SecretCourier:
 
         try:
             while True:
-                seen = await self._cache.wait(tenant, sandbox_id, started, _LOOK_SECONDS)
+                seen = await self._cache.wait(tenant, sandbox_id, started, self._look_seconds)
                 if seen is None or seen.request_id != request_id:
                     # Still queued, or deleted before the runtime ever had it.
                     if await self._records.is_over(who, sandbox_id, request_id):

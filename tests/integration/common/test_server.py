@@ -9,11 +9,15 @@ import grpc.aio
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
 
 from services.common.errors import NotFoundError, UnauthenticatedError, UnavailableError
 from services.common.health import Health
 from services.common.interceptor import REQUEST_ID_KEY, CallInterceptor, current_call
-from services.common.server import ListenError, Server
+from services.common.server import STREAM_GRACE_SECONDS, ListenError, Server
+from services.common.telemetry import Telemetry
 from services.common.tokens import Principal
 
 
@@ -88,10 +92,14 @@ class Doorman:
 
 
 @asynccontextmanager
-async def serving(authenticator=None):
+async def serving(authenticator=None, telemetry=None):
     handlers = Handlers()
     health = Health(["store"])
-    server = Server(interceptor=CallInterceptor(authenticator=authenticator), health=health, service_names=["x"])
+    server = Server(
+        interceptor=CallInterceptor(authenticator=authenticator, telemetry=telemetry),
+        health=health,
+        service_names=["x"],
+    )
     server.grpc_server.add_generic_rpc_handlers((handlers,))
     port = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -218,3 +226,53 @@ async def test_a_port_in_use_is_an_error_that_names_it() -> None:
         with pytest.raises(ListenError, match=f"127.0.0.1:{port}.*in use"):
             await other.start(f"127.0.0.1:{port}")
         await other.grpc_server.stop(None)
+
+
+async def test_calls_are_counted_under_the_status_they_had() -> None:
+    reader = InMemoryMetricReader()
+    telemetry = Telemetry(TracerProvider(), MeterProvider([reader]), "test")
+    async with serving(telemetry=telemetry) as (handlers, channel, _server, _port):
+        await channel.unary_unary("/x/fine")(b"")
+        await failing(channel.unary_unary("/x/missing")(b""))
+        await failing(channel.unary_unary("/x/cancelled_inside")(b"", timeout=20))
+        assert [part async for part in channel.unary_stream("/x/stream_fine")(b"")]
+        for method, deadline in (("waits", 1), ("waits", None), ("stream_forever", None)):
+            handlers.started.clear()
+            handlers.finished.clear()
+            begin = channel.unary_unary if method == "waits" else channel.unary_stream
+            call = begin(f"/x/{method}")(b"", timeout=deadline)
+            await asyncio.wait_for(handlers.started.wait(), 20)
+            if deadline is None:
+                call.cancel()
+            await asyncio.wait_for(handlers.finished.wait(), 20)
+    counted = {}
+    for resource in reader.get_metrics_data().resource_metrics:
+        for scope in resource.scope_metrics:
+            for metric in scope.metrics:
+                if metric.name == "orchard.calls":
+                    for point in metric.data.data_points:
+                        counted[point.attributes["method"], point.attributes["status"]] = point.value
+    telemetry.close()
+    assert counted == {
+        ("/x/fine", "OK"): 1,
+        ("/x/missing", "NOT_FOUND"): 1,
+        ("/x/cancelled_inside", "UNAVAILABLE"): 1,
+        ("/x/stream_fine", "OK"): 1,
+        ("/x/waits", "CANCELLED"): 2,
+        ("/x/stream_forever", "CANCELLED"): 1,
+    }
+
+
+async def test_a_health_watch_sees_the_stop_and_does_not_hold_it_up() -> None:
+    async with serving() as (_handlers, channel, server, _port):
+        await server.health.well("store")
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="x"))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        began = asyncio.get_running_loop().time()
+        stop = asyncio.ensure_future(server.stop(notice_seconds=0.1))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await watch.read()
+        await stop
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert asyncio.get_running_loop().time() - began < STREAM_GRACE_SECONDS

@@ -1,19 +1,41 @@
 """Keys and usage against a real PostgreSQL, migrations up and down."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psycopg
 import pytest
+import sqlalchemy as sa
+from google.protobuf.timestamp_pb2 import Timestamp
+from orchard.admin.v1 import key_service_pb2, usage_service_pb2
 
 from services.common.db import connect, migrate
-from services.common.errors import NotFoundError, PermissionDeniedError, UnauthenticatedError, UnavailableError
+from services.common.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from services.common.health import Health
+from services.common.interceptor import Call, current_call
+from services.common.observed import Observed
+from services.common.pages import encode_token
+from services.common.states import State
+from services.common.tasks import TaskGroup
+from services.common.tokens import Principal
+from services.gateway.couriers import UsageRecorder
 from services.gateway.keys import Keys
-from services.gateway.store import SCHEMA, GatewayStore, SandboxUse
+from services.gateway.servicer import KeyServicer, UsageServicer
+from services.gateway.store import SCHEMA, GatewayStore, SandboxUse, utc_now
 
 MIGRATIONS = Path("services/gateway/migrations")
+BACKSTOP = 60
 START = datetime(2026, 1, 1, tzinfo=UTC)
 USER_METHOD = "/orchard.sandbox.v1.SandboxService/GetSandbox"
 ADMIN_METHOD = "/orchard.admin.v1.KeyService/CreateKey"
@@ -32,6 +54,23 @@ async def store(database: str) -> AsyncIterator[GatewayStore]:
     store = GatewayStore(connect(database))
     yield store
     await store.close()
+
+
+class SlowStore(GatewayStore):
+    """A store whose answer to a read can be held up."""
+
+    def __init__(self, engine) -> None:
+        super().__init__(engine)
+        self.hold = False
+        self.was_read = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def working_keys(self, now):
+        keys = await super().working_keys(now)
+        if self.hold:
+            self.was_read.set()
+            await self.go_on.wait()
+        return keys
 
 
 def bearer(secret: str) -> dict[str, str]:
@@ -81,6 +120,26 @@ class TestKeys:
             await keys.authenticate(USER_METHOD, bearer(secret))
         with pytest.raises(NotFoundError):
             await keys.revoke("none")
+
+    async def test_keys_that_were_read_before_a_revoke_do_not_bring_the_key_back(self, database: str) -> None:
+        slow = SlowStore(connect(database))
+        keys = Keys(slow, Health())
+        key, secret = await keys.create("acme", "", frozenset({"user"}), None)
+        slow.hold = True
+        refresh = asyncio.ensure_future(keys.refresh())
+        await asyncio.wait_for(slow.was_read.wait(), BACKSTOP)
+        await keys.revoke(key.key_id)
+        slow.hold = False
+        slow.go_on.set()
+        await asyncio.wait_for(refresh, BACKSTOP)
+        with pytest.raises(UnauthenticatedError):
+            await keys.authenticate(USER_METHOD, bearer(secret))
+        await slow.close()
+
+    async def test_a_token_with_an_impossible_time_is_named(self, store: GatewayStore) -> None:
+        request = key_service_pb2.ListKeysRequest(page_token=encode_token((10**30, "x")))
+        with pytest.raises(InvalidArgumentError, match="page_token"):
+            await KeyServicer(Keys(store, Health())).ListKeys(request, None)
 
     async def test_an_expired_key_is_refused(self, store: GatewayStore) -> None:
         keys = Keys(store, Health())
@@ -136,6 +195,75 @@ class TestUsage:
         await store.record_uses([SandboxUse(uid, "acme", uid, {}, 0, 0, START, None) for uid in ("a", "b")])
         assert await store.end_uses_except(["b"], START + timedelta(hours=1)) == 1
 
+    async def test_what_another_gateway_wrote_since_is_not_ended(self, store: GatewayStore) -> None:
+        await store.record_uses([SandboxUse("a", "acme", "a", {}, 0, 0, START + timedelta(hours=2), None)])
+        assert await store.end_uses_except([], START + timedelta(hours=1)) == 0
+
+    async def test_nothing_is_used_in_the_future(self, store: GatewayStore) -> None:
+        now = utc_now()
+        await store.record_uses([SandboxUse("a", "acme", "a", {}, 0, 0, now - timedelta(hours=1), None)])
+        (total,) = await store.sum_usage("acme", None, now + timedelta(days=9), "")
+        assert 3600 <= total.sandbox_seconds < 3600 + BACKSTOP
+
+    async def test_no_use_is_a_sum_of_zero(self, store: GatewayStore) -> None:
+        with calling("acme"):
+            usages = UsageServicer(store)
+            (total,) = (await usages.GetUsage(usage_service_pb2.GetUsageRequest(), None)).usages
+            assert (total.tenant, total.sandboxes, total.sandbox_seconds) == ("acme", 0, 0)
+            grouped = await usages.GetUsage(usage_service_pb2.GetUsageRequest(group_by_label="run"), None)
+            assert list(grouped.usages) == []
+
+    @pytest.mark.parametrize("field", ["start_time", "end_time"])
+    @pytest.mark.parametrize("bad", [Timestamp(seconds=1 << 60), Timestamp(nanos=-1), Timestamp(seconds=-(1 << 60))])
+    async def test_an_impossible_time_is_named(self, store: GatewayStore, field: str, bad: Timestamp) -> None:
+        request = usage_service_pb2.GetUsageRequest()
+        getattr(request, field).CopyFrom(bad)
+        with calling("acme"), pytest.raises(InvalidArgumentError, match=field):
+            await UsageServicer(store).GetUsage(request, None)
+
+    @pytest.mark.parametrize("known", [True, False])
+    async def test_use_ends_with_the_sandbox_also_where_its_beginning_is_forgotten(
+        self, store: GatewayStore, known: bool
+    ) -> None:
+        recorder = UsageRecorder(store, lambda _spec: ({}, 1.0, 1))
+        ready = round((utc_now() - timedelta(hours=1)).timestamp() * 1000)
+        async with TaskGroup() as tasks:
+            tasks.start("write usage", recorder.run())
+            recorder.saw(Observed("acme", "x", "u", 1, State.READY, ready_ms=ready))
+            await until_usage(store, lambda total: total is not None)
+            recorder.saw(Observed("acme", "x", "u", 2, State.FAILED, ready_ms=ready if known else 0))
+            recorder.saw(Observed("acme", "x", "u", 3, State.DELETED, ready_ms=ready if known else 0))
+            ended = await until_usage_stands_still(store)
+        assert ended.sandboxes == 1
+        assert 3600 <= ended.sandbox_seconds < 3600 + BACKSTOP
+
+
+@contextmanager
+def calling(tenant: str) -> Iterator[None]:
+    token = current_call.set(Call("/x/y", "r", Principal(tenant, "k", frozenset({"user"}))))
+    yield
+    current_call.reset(token)
+
+
+async def until_usage(store: GatewayStore, enough):
+    async with asyncio.timeout(BACKSTOP):
+        while True:
+            sums = await store.sum_usage("acme", None, utc_now(), "")
+            if enough(total := sums[0] if sums else None):
+                return total
+            await asyncio.sleep(0.02)
+
+
+async def until_usage_stands_still(store: GatewayStore):
+    last = None
+
+    def same(total) -> bool:
+        nonlocal last
+        before, last = last, total
+        return before == total
+
+    return await until_usage(store, same)
+
 
 async def test_a_database_that_is_away_is_unavailable_and_names_no_driver() -> None:
     store = GatewayStore(connect("postgresql://nobody@/none?host=/nonexistent"))
@@ -144,6 +272,57 @@ async def test_a_database_that_is_away_is_unavailable_and_names_no_driver() -> N
     assert caught.value.reason == "DATABASE_UNAVAILABLE"
     assert "psycopg" not in caught.value.message
     await store.close()
+
+
+async def test_a_mistake_of_ours_is_not_called_the_database_being_away(store: GatewayStore) -> None:
+    with pytest.raises(sa.exc.ProgrammingError):
+        async with store._connect() as connection:
+            await connection.execute(sa.text("SELECT nothing_of_that_name"))
+
+
+async def test_a_database_that_stands_still_is_noticed_and_found_again(database: str) -> None:
+    health = Health(["database"])
+    store = GatewayStore(connect(database), timeout_seconds=0.5)
+    with stoppable(database) as (stop, go_on):
+        async with TaskGroup() as tasks:
+            tasks.start("read the keys", Keys(store, health).run_refresh(0.01))
+            await until_wrong(health, False)
+            stop()
+            await until_wrong(health, True)
+            go_on()
+            await until_wrong(health, False)
+            assert not tasks.failed.done()
+    await store.close()
+
+
+async def until_wrong(health: Health, wrong: bool) -> None:
+    async with asyncio.timeout(BACKSTOP):
+        while bool(health.wrong) is not wrong:
+            await asyncio.sleep(0.01)
+
+
+@contextmanager
+def stoppable(database: str):
+    """Stops the server and everything below it."""
+    stopped: list[int] = []
+
+    def stop() -> None:
+        with psycopg.connect(database) as connection:
+            pids = [row[0] for row in connection.execute("SELECT pid FROM pg_stat_activity").fetchall()]
+            own = connection.info.backend_pid
+        server = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
+        for pid in [server, *(pid for pid in pids if pid != own)]:
+            os.kill(pid, signal.SIGSTOP)
+            stopped.append(pid)
+
+    def go_on() -> None:
+        while stopped:
+            os.kill(stopped.pop(), signal.SIGCONT)
+
+    try:
+        yield stop, go_on
+    finally:
+        go_on()
 
 
 def test_migrations_go_up_and_down_on_data(postgres_url: str) -> None:

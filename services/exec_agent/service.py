@@ -98,7 +98,8 @@ class ExecService:
             raise UnavailableError("the agent stops", reason="AGENT_STOPPING")
         if self._secret_pending:
             raise UnavailableError(
-                "the sandbox waits for its secret environment; retry",
+                "the sandbox waits for its secret environment; retry. Should it stay so, the gateway that held it was"
+                " restarted: repeat the create with the same request id and secret_env",
                 reason="SECRET_ENV_PENDING",
                 retry_seconds=_SECRET_RETRY_SECONDS,
             )

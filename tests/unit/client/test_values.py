@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import datetime as dt
 import inspect
 import itertools
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from orchard import ExecEnd, ExecResult
 from orchard._client.options import exec_spec, sandbox_spec
 from orchard._client.profile import Profile, load_profile
-from orchard._client.text import StreamDecoders, decode_in_order
+from orchard._client.text import Characters, decode_in_order
 from orchard._client.transport import Retry
 from orchard._client.units import duration, parse_size, parse_time
 from orchard.sandbox.v1 import sandbox_pb2
@@ -77,11 +78,21 @@ def test_durations_keep_nanoseconds() -> None:
 @given(st.text(), st.lists(st.integers(0, 200)))
 def test_decoding_in_pieces_is_decoding_at_once(text: str, cuts: list[int]) -> None:
     data = text.encode("utf-8", "surrogatepass").replace(b"\xed", b"x")
-    decoders = StreamDecoders()
+    characters = Characters()
     places = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
-    pieces = [decoders.decode("stdout", data[start:end]) for start, end in itertools.pairwise(places)]
-    pieces += [rest for _stream, rest in decoders.finish()]
+    pieces = [characters.whole("stdout", data[start:end]).decode() for start, end in itertools.pairwise(places)]
     assert "".join(pieces) == data.decode(errors="replace")
+    assert not list(characters.finish())
+
+
+@given(st.lists(st.lists(st.sampled_from(b"a\x80\xa0\xbf\xc0\xc3\xe0\xe2\xed\xf0\xf4\xf5\xff"), max_size=5)))
+def test_each_chunk_has_the_text_of_an_incremental_decoder(chunks: list[list[int]]) -> None:
+    characters = Characters()
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    for chunk in map(bytes, chunks):
+        assert characters.whole("stdout", chunk).decode(errors="replace") == decoder.decode(chunk)
+    rest = b"".join(left for _stream, left in characters.finish())
+    assert rest.decode(errors="replace") == decoder.decode(b"", final=True)
 
 
 def test_interleaved_streams_decode_apart() -> None:

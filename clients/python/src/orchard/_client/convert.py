@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import enum
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from google.protobuf import timestamp_pb2
@@ -68,6 +69,7 @@ def sandbox_info(message: sandbox_pb2.Sandbox) -> types.SandboxInfo:
     )
 
 
+@lru_cache(maxsize=64)
 def exec_end(number: int) -> types.ExecEnd:
     """How a command ended."""
     return _enum(types.ExecEnd, exec_pb2.ExecEnd, number, "EXEC_END_")

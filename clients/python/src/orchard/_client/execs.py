@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -19,7 +18,7 @@ from orchard._client.convert import exec_result, stream_name
 from orchard._client.options import Command
 from orchard._client.pool import Connection
 from orchard._client.status import CallFailed
-from orchard._client.text import StreamDecoders
+from orchard._client.text import Characters
 from orchard._client.transport import CALL_SECONDS, CallContext, Retry, Transport
 from orchard._client.types import ExecEnd, ExecResult, OutputChunk
 from orchard._client.units import duration
@@ -38,7 +37,7 @@ _OUTPUT_SLACK: Final = 15.0
 
 def new_exec_id() -> str:
     """An id that no other command has."""
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()
 
 
 def describe(command: Command) -> str:
@@ -63,14 +62,14 @@ class Run:
     missing: int = 0
     result: ExecResult | None = None
 
-    async def start(self, wait_seconds: float) -> exec_service_pb2.StartExecResponse:
+    def start(self, wait_seconds: float) -> Awaitable[exec_service_pb2.StartExecResponse]:
         """Start it; repeats start nothing. With `wait_seconds` the answer has its end and output, if it comes in that
         time.
         """
         request = exec_service_pb2.StartExecRequest(
             sandbox_id=self.sandbox_id, exec_id=self.exec_id, spec=self.spec, wait=duration("wait", wait_seconds)
         )
-        return await self._unary(lambda c: c.exec.StartExec, request, timeout=CALL_SECONDS + wait_seconds)
+        return self._unary(lambda c: c.exec.StartExec, request, timeout=CALL_SECONDS + wait_seconds)
 
     async def finish(self) -> ExecResult:
         """Start it and return its result; output comes with the first answer if it is short and quick, else by a
@@ -80,13 +79,11 @@ class Run:
         if response.exec.state == exec_pb2.EXEC_STATE_ENDED and response.output_complete:
             self.chunks = [(stream_name(chunk.stream), chunk.data) for chunk in response.output]
             return self.end(response.exec.result)
-        async for chunk in self.follow(self.read_output, text=False):
-            self.chunks.append((chunk.stream, chunk.data))
-        return self.ended()
+        return await self.collect()
 
     async def collect(self) -> ExecResult:
         """The result of a started command with all its retained output."""
-        async for chunk in self.follow(self.read_output, text=False):
+        async for chunk in self.follow(self.read_output):
             self.chunks.append((chunk.stream, chunk.data))
         return self.ended()
 
@@ -104,20 +101,14 @@ class Run:
     def read_output(self, connection: Connection) -> Callable[..., Any]:
         return connection.exec.ReadOutput
 
-    def _start_and_read(self, connection: Connection) -> Callable[..., Any]:
+    def start_and_read(self, connection: Connection) -> Callable[..., Any]:
         return connection.exec.Exec
 
-    async def stream(self) -> AsyncGenerator[OutputChunk, None]:
-        """Start it and yield its output."""
-        async with aclosing(self.follow(self._start_and_read)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
     async def follow(
-        self, method: Callable[[Connection], Callable[..., Any]], *, follow: bool = True, text: bool = True
+        self, method: Callable[[Connection], Callable[..., Any]], *, follow: bool = True
     ) -> AsyncGenerator[OutputChunk, None]:
         """Yield output from `offset` on until the end, which sets `result`; re-attaches when the stream breaks."""
-        decoders = StreamDecoders() if text else None
+        characters = Characters()
         retry = self.transport.retry()
         while True:
             try:
@@ -127,12 +118,16 @@ class Run:
                         async for response in stream:
                             watchdog.progress()
                             retry.succeeded()
-                            if response.WhichOneof("event") == "result":
+                            event = response.WhichOneof("event")
+                            if event == "chunk":
+                                chunk = self._take(response.chunk, characters)
+                                if chunk is not None:
+                                    yield chunk
+                            elif event == "gap":
+                                self._skip(response.gap)
+                            elif event == "result":
                                 self.end(response.result)
                                 break
-                            chunk = self._take(response, decoders)
-                            if chunk is not None:
-                                yield chunk
                     finally:
                         watchdog.stop()
                 if self.result is not None or not follow:
@@ -140,7 +135,7 @@ class Run:
                 await self._reattach(retry)
             except CallFailed as error:
                 await self.transport.pause_or_raise(error, retry, self.sandbox_id)
-        for name, rest in decoders.finish() if decoders is not None else ():
+        for name, rest in characters.finish():
             yield OutputChunk(name, b"", rest, self.offset)
 
     async def _reattach(self, retry: Retry) -> None:
@@ -151,7 +146,7 @@ class Run:
             )
 
     def _request(self, method: Callable[[Connection], Callable[..., Any]], follow: bool) -> Any:
-        if method == self._start_and_read:
+        if method == self.start_and_read:
             return exec_service_pb2.ExecRequest(
                 sandbox_id=self.sandbox_id, exec_id=self.exec_id, spec=self.spec, offset=self.offset
             )
@@ -159,17 +154,15 @@ class Run:
             sandbox_id=self.sandbox_id, exec_id=self.exec_id, offset=self.offset, no_follow=not follow
         )
 
-    def _take(self, response: Any, decoders: StreamDecoders | None) -> OutputChunk | None:
-        """The next chunk, in sequence; None for what is no output."""
-        event = response.WhichOneof("event")
-        if event == "gap":
-            end = response.gap.offset + response.gap.size
-            self.missing += max(0, end - self.offset)
-            self.offset = max(self.offset, end)
-            return None
-        if event != "chunk":
-            return None
-        data, offset = response.chunk.data, response.chunk.offset
+    def _skip(self, gap: exec_pb2.OutputGap) -> None:
+        """Go on behind output that is no longer retained."""
+        end = gap.offset + gap.size
+        self.missing += max(0, end - self.offset)
+        self.offset = max(self.offset, end)
+
+    def _take(self, message: exec_pb2.OutputChunk, characters: Characters) -> OutputChunk | None:
+        """The next chunk, in sequence; None if it brings nothing new."""
+        data, offset = message.data, message.offset
         if offset < self.offset:
             data, offset = data[self.offset - offset :], self.offset
         missing = offset - self.offset
@@ -177,8 +170,8 @@ class Run:
             return None
         self.missing += missing
         self.offset = offset + len(data)
-        name = stream_name(response.chunk.stream)
-        return OutputChunk(name, data, decoders.decode(name, data) if decoders else "", offset, missing)
+        name = stream_name(message.stream)
+        return OutputChunk(name, data, characters.whole(name, data), offset, missing)
 
     async def wait(self, timeout: float | None) -> exec_pb2.Exec:
         """The command once it has ended, or as it stands after `timeout` seconds (None: no end)."""
@@ -227,16 +220,14 @@ class Run:
             # The sandbox is gone or cannot be reached; there the orphan timeout ends the command.
             return
 
-    async def _unary(
+    def _unary(
         self,
         method: Callable[[Connection], Callable[..., Awaitable[T]]],
         request: Any,
         *,
         timeout: float = CALL_SECONDS,
-    ) -> T:
-        return await self.transport.unary(
-            method, request, timeout=timeout, sandbox_id=self.sandbox_id, context=self.context
-        )
+    ) -> Awaitable[T]:
+        return self.transport.unary(method, request, timeout=timeout, sandbox_id=self.sandbox_id, context=self.context)
 
 
 class _Watchdog:

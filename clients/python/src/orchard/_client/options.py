@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, TypedDict, TypeVar
 
 from orchard._client.errors import InvalidArgument
@@ -18,6 +19,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 MAXIMUM_REQUEST_BYTES: Final = 3 << 20
 MAXIMUM_INPUT_BYTES: Final = 512 << 10
 KEEP_ALIVE_SECONDS: Final = 60.0
+
+_PLAIN: Final = frozenset({"cwd", "user", "login_shell", "merge_stderr", "concurrent"})
+_SIZES: Final = frozenset({"output_limit", "retained_limit"})
+_DURATIONS: Final = frozenset({"timeout", "orphan_timeout", "queue_timeout", "kill_grace"})
+_EXEC_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({"orphan_timeout": 60.0})
+_START_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({"timeout": None, "concurrent": True})
 
 Command = str | Sequence[str]
 """A string is run by a shell (bash where the sandbox has it, else sh); a sequence is a program with its arguments,
@@ -138,30 +145,23 @@ def exec_spec(command: Command, options: ExecOptions, *, background: bool = Fals
         TypeError: an option that does not exist.
     """
     _check_names("start" if background else "exec", options, ExecOptions)
-    spec = exec_pb2.ExecSpec(
-        cwd=options.get("cwd", ""),
-        env=_strings("env", options.get("env")),
-        user=options.get("user", ""),
-        login_shell=options.get("login_shell", False),
-        merge_stderr=options.get("merge_stderr", False),
-        concurrent=options.get("concurrent", background),
-        output_limit_bytes=parse_size("output_limit", options.get("output_limit")),
-        retained_limit_bytes=parse_size("retained_limit", options.get("retained_limit")),
-        stdin=_input(options.get("input", b"")),
-    )
+    given: dict[str, Any] = {**(_START_DEFAULTS if background else _EXEC_DEFAULTS), **options}
+    fields: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in _PLAIN:
+            fields[name] = value
+        elif name in _SIZES:
+            fields[f"{name}_bytes"] = parse_size(name, value)
+        elif name == "env":
+            fields[name] = _strings(name, value)
+        elif name == "input":
+            fields["stdin"] = _input(value)
+        elif name == "timeout" and value is None:
+            fields["no_timeout"] = True
+        elif name in _DURATIONS and not (name == "orphan_timeout" and value is None):
+            fields[name] = duration(name, value)
+    spec = exec_pb2.ExecSpec(**fields)
     _set_command(spec, command)
-    timeout = options.get("timeout", None if background else ...)
-    if timeout is None:
-        spec.no_timeout = True
-    elif timeout is not ...:
-        spec.timeout.CopyFrom(duration("timeout", timeout))
-    orphan_timeout = options.get("orphan_timeout", None if background else 60.0)
-    if orphan_timeout is not None:
-        spec.orphan_timeout.CopyFrom(duration("orphan_timeout", orphan_timeout))
-    if "queue_timeout" in options:
-        spec.queue_timeout.CopyFrom(duration("queue_timeout", options["queue_timeout"]))
-    if "kill_grace" in options:
-        spec.kill_grace.CopyFrom(duration("kill_grace", options["kill_grace"]))
     if spec.ByteSize() > MAXIMUM_REQUEST_BYTES:
         raise InvalidArgument.of("command", "command, env and input are over 3 MiB together; pass large data in a file")
     return spec

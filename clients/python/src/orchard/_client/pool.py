@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from orchard._client.errors import ClientClosed, ConfigurationError, OrchardError
 from orchard._client.profile import Profile
@@ -58,6 +56,15 @@ class Connection:
     version: version_service_pb2_grpc.VersionServiceAsyncStub
     calls: int = 0
 
+    def __enter__(self) -> Self:
+        """Begin a call."""
+        self.calls += 1
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End a call."""
+        self.calls -= 1
+
 
 def _connect(profile: Profile) -> Connection:
     grpc = grpc_module()
@@ -94,22 +101,13 @@ class Pool:
         self._pid = os.getpid()
         self._closed = False
 
-    @contextmanager
-    def connection(self) -> Iterator[Connection]:
-        """A connection for one call.
+    def connection(self) -> Connection:
+        """A connection for one call, which is made within `with`.
 
         Raises:
             ClientClosed: the client was closed.
             OrchardError: the client is in use on another running event loop.
         """
-        chosen = self._choose()
-        chosen.calls += 1
-        try:
-            yield chosen
-        finally:
-            chosen.calls -= 1
-
-    def _choose(self) -> Connection:
         if self._closed:
             raise ClientClosed("this client was closed; make a new one")
         self._adopt(asyncio.get_running_loop())

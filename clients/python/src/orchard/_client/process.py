@@ -24,7 +24,7 @@ class AsyncExecStream:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._iterator: AsyncGenerator[OutputChunk, None] | None = None
+        self._iterated = False
 
     @property
     def exec_id(self) -> str:
@@ -41,20 +41,18 @@ class AsyncExecStream:
         """
         return raise_unless_result(self._run.ended())
 
-    async def __aiter__(self) -> AsyncGenerator[OutputChunk, None]:
-        if self._iterator is not None:
+    def __aiter__(self) -> AsyncGenerator[OutputChunk, None]:
+        if self._iterated:
             raise RuntimeError("a command's stream can be iterated once; use start() to read output again")
-        self._iterator = self._chunks()
-        async with aclosing(self._iterator) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        self._iterated = True
+        return self._chunks()
 
     async def _chunks(self) -> AsyncGenerator[OutputChunk, None]:
         run = self._run
         with run.transport.operation("exec", sandbox_id=run.sandbox_id, exec_id=run.exec_id) as operation:
             run.context = run.transport.context(operation)
             try:
-                async with aclosing(run.stream()) as chunks:
+                async with aclosing(run.follow(run.start_and_read)) as chunks:
                     async for chunk in chunks:
                         yield chunk
             finally:

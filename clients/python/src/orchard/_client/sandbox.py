@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Final, Self, Unpack
 
 from orchard._client import errors
 from orchard._client.convert import exec_info, sandbox_info
@@ -16,9 +16,10 @@ from orchard._client.process import AsyncExecStream, AsyncProcess
 from orchard._client.session import Session
 from orchard._client.status import CallFailed
 from orchard._client.transfers import AsyncTransfers
+from orchard._client.transport import CallContext
 from orchard._client.types import ExecInfo, ExecResult, SandboxInfo, SandboxState
 from orchard._client.units import Seconds, duration, seconds_of
-from orchard.exec.v1 import exec_service_pb2
+from orchard.exec.v1 import exec_pb2, exec_service_pb2
 from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
 
 _log: Final = logging.getLogger("orchard")
@@ -78,9 +79,9 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches):
             InvalidArgument: an option breaks a rule.
         """
         spec = exec_spec(command, options)
-        run = self._run(command, spec, options)
-        with self._transport.operation("exec", sandbox_id=self.sandbox_id, exec_id=run.exec_id) as operation:
-            run.context = self._transport.context(operation)
+        exec_id = options.get("exec_id") or new_exec_id()
+        with self._transport.operation("exec", sandbox_id=self.sandbox_id, exec_id=exec_id) as operation:
+            run = self._run(command, spec, exec_id, self._transport.context(operation))
             try:
                 result = await run.finish()
             except errors.CommandNotStarted:
@@ -103,7 +104,7 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches):
         async for chunk in sandbox.exec_stream("make test"):
             print(chunk.text, end="")
         """
-        return AsyncExecStream(self._run(command, exec_spec(command, options), options))
+        return AsyncExecStream(self._new_run(command, exec_spec(command, options), options))
 
     @with_options(ExecOptions)
     async def start(self, command: Command, **options: Unpack[ExecOptions]) -> AsyncProcess:
@@ -112,7 +113,7 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches):
         Raises:
             CommandNotStarted: it could not start.
         """
-        run = self._run(command, exec_spec(command, options, background=True), options)
+        run = self._new_run(command, exec_spec(command, options, background=True), options)
         try:
             response = await run.start(0.0)
         except asyncio.CancelledError:
@@ -122,17 +123,14 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches):
 
     def process(self, exec_id: str) -> AsyncProcess:
         """A command that was started elsewhere, by its id; "start" is the sandbox's start command."""
-        return AsyncProcess(self._run(f"exec {exec_id}", exec_spec(["?"], {}), {"exec_id": exec_id}))
+        return AsyncProcess(self._new_run(f"exec {exec_id}", exec_spec(["?"], {}), {"exec_id": exec_id}))
 
-    def _run(self, command: Command, spec: Any, options: ExecOptions) -> Run:
+    def _new_run(self, command: Command, spec: exec_pb2.ExecSpec, options: ExecOptions) -> Run:
+        return self._run(command, spec, options.get("exec_id") or new_exec_id(), self._transport.context())
+
+    def _run(self, command: Command, spec: exec_pb2.ExecSpec, exec_id: str, context: CallContext) -> Run:
         return Run(
-            self._transport,
-            self._session.background,
-            self.sandbox_id,
-            options.get("exec_id") or new_exec_id(),
-            spec,
-            describe(command),
-            self._transport.context(),
+            self._transport, self._session.background, self.sandbox_id, exec_id, spec, describe(command), context
         )
 
     async def list_execs(self) -> list[ExecInfo]:

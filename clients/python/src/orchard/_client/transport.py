@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from typing import Any, Final, NamedTuple, TypeVar
 
 from orchard._client.errors import Unavailable
 from orchard._client.pool import Connection, Pool
@@ -17,9 +16,6 @@ from orchard._client.profile import Profile
 from orchard._client.runtime import grpc_module
 from orchard._client.status import REQUEST_ID_KEY, CallFailed, error_of, parse_failure
 from orchard._client.tracing import Operation, Tracing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Response = TypeVar("Response")
 
@@ -31,8 +27,7 @@ _MAXIMUM_DELAY: Final = 5.0
 _FIRST_CONTACT_SECONDS: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class CallContext:
+class CallContext(NamedTuple):
     """What a call carries besides its request."""
 
     metadata: tuple[tuple[str, str], ...]
@@ -76,6 +71,8 @@ class Transport:
         self._pool = Pool(profile)
         self._retry_seconds = retry_seconds
         self._reached = False
+        self._authorization = ("authorization", f"Bearer {profile.api_key}")
+        self._untraced: AbstractContextManager[None] = nullcontext()
 
     def retry(self) -> Retry:
         """The retries of one operation."""
@@ -83,20 +80,13 @@ class Transport:
 
     def context(self, operation: Operation | None = None) -> CallContext:
         """Metadata of one operation; its attempts share the request id."""
-        request_id = uuid.uuid4().hex[:16]
-        metadata = [("authorization", f"Bearer {self.profile.api_key}"), (REQUEST_ID_KEY, request_id)]
-        if operation is not None:
-            metadata.extend(operation.metadata)
-        return CallContext(tuple(metadata), request_id)
+        request_id = os.urandom(8).hex()
+        metadata = (self._authorization, (REQUEST_ID_KEY, request_id))
+        return CallContext(metadata if operation is None else metadata + operation.metadata, request_id)
 
-    @contextmanager
-    def operation(self, name: str, **attributes: str) -> Iterator[Operation | None]:
+    def operation(self, name: str, **attributes: str) -> AbstractContextManager[Operation | None]:
         """A client span around one operation; None where tracing is off."""
-        if self.tracing is None:
-            yield None
-            return
-        with self.tracing.span(name, attributes) as operation:
-            yield operation
+        return self._untraced if self.tracing is None else self.tracing.span(name, attributes)
 
     async def unary(
         self,
@@ -228,9 +218,12 @@ class Stream:
         self._interrupted = False
 
     async def __aiter__(self) -> AsyncIterator[Any]:
+        reached = False
         try:
             async for response in self._call:
-                self._transport.reached()
+                if not reached:
+                    self._transport.reached()
+                    reached = True
                 yield response
         except grpc_module().aio.AioRpcError as error:
             raise _call_failed(error, self._context) from None

@@ -115,12 +115,17 @@ class OutputChunk:
     """"stdout" or "stderr"; everything is "stdout" with merge_stderr."""
     data: bytes
     """The bytes as they were written."""
-    text: str
-    """The same as text: characters split over two chunks stand whole in the later one, invalid bytes as U+FFFD."""
+    characters: bytes = field(repr=False)
+    """The bytes of `text`: a character that is split over two chunks is whole in the later one."""
     offset: int = 0
     """Position of the first byte among all output of the command."""
     missing: int = 0
     """Bytes before this chunk that are no longer retained."""
+
+    @cached_property
+    def text(self) -> str:
+        """The same as text: characters split over two chunks stand whole in the later one, invalid bytes as U+FFFD."""
+        return self.characters.decode(errors="replace")
 
 
 @dataclass(frozen=True)

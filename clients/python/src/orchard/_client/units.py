@@ -22,6 +22,7 @@ _TIME: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", re.IGNORECASE)
 _TIME_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 # Beyond what a protobuf Duration holds; the platform's own limits are far below.
 _MAXIMUM_SECONDS: Final = 315_576_000_000.0
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 Seconds = float | dt.timedelta
 """A duration: a number of seconds or a timedelta."""
@@ -81,9 +82,8 @@ def seconds_of(field: str, value: Seconds) -> float:
 
 def duration(field: str, value: Seconds) -> duration_pb2.Duration:
     """A protobuf Duration of seconds or a timedelta."""
-    result = duration_pb2.Duration()
-    result.FromNanoseconds(round(seconds_of(field, value) * 1e9))
-    return result
+    seconds, nanos = divmod(round(seconds_of(field, value) * 1e9), 1_000_000_000)
+    return duration_pb2.Duration(seconds=seconds, nanos=nanos)
 
 
 def duration_seconds(value: duration_pb2.Duration) -> float:
@@ -100,4 +100,4 @@ def timestamp(value: dt.datetime) -> timestamp_pb2.Timestamp:
 
 def datetime_of(value: timestamp_pb2.Timestamp) -> dt.datetime:
     """An aware datetime in UTC."""
-    return value.ToDatetime(dt.UTC)
+    return _EPOCH + dt.timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)

@@ -184,6 +184,8 @@ class AsyncSandboxClient:
             raise
         info = sandbox_info(response.sandbox)
         self._session.track(info.sandbox_id, info.uid)
+        if request.secret_env:
+            self._session.transport.secret_creates[info.sandbox_id] = request
         return info
 
     async def _ready(

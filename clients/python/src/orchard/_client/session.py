@@ -47,6 +47,7 @@ class Session:
         """Leave this sandbox alone."""
         self.tracked.pop(sandbox_id, None)
         self.heartbeats.remove(sandbox_id)
+        self.transport.secret_creates.pop(sandbox_id, None)
         if not self.tracked:
             REGISTRY.release(self)
 

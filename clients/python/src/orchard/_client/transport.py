@@ -7,15 +7,18 @@ import os
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from typing import Any, Final, NamedTuple, TypeVar
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from orchard._client.errors import Unavailable
+from orchard._client.errors import OrchardError, Unavailable
 from orchard._client.pool import Connection, Pool
 from orchard._client.profile import Profile
 from orchard._client.runtime import grpc_module
 from orchard._client.status import REQUEST_ID_KEY, CallFailed, error_of, parse_failure
 from orchard._client.tracing import Operation, Tracing
+
+if TYPE_CHECKING:
+    from orchard.sandbox.v1 import sandbox_service_pb2
 
 Response = TypeVar("Response")
 
@@ -25,6 +28,8 @@ _FIRST_DELAY: Final = 0.05
 _MAXIMUM_DELAY: Final = 5.0
 # Before anything ever answered, a wrong address or a platform that is not up is likelier than a short outage.
 _FIRST_CONTACT_SECONDS: Final = 5.0
+# A secret environment that takes longer was lost on its way.
+_SECRET_PATIENCE_SECONDS: Final = 5.0
 
 
 class CallContext(NamedTuple):
@@ -47,6 +52,11 @@ class Retry:
         """Something came through: the budget starts anew."""
         self._since = time.monotonic()
         self._failures = 0
+
+    @property
+    def failing_seconds(self) -> float:
+        """Since the last success, or the beginning."""
+        return time.monotonic() - self._since
 
     async def failed(self, retry_seconds: float) -> bool:
         """Wait before the next attempt; False if the budget is used up. `retry_seconds` is what the server asked
@@ -73,6 +83,8 @@ class Transport:
         self._reached = False
         self._authorization = ("authorization", f"Bearer {profile.api_key}")
         self._untraced: AbstractContextManager[None] = nullcontext()
+        self.secret_creates: dict[str, sandbox_service_pb2.CreateSandboxRequest] = {}
+        """Creates with a secret environment, by sandbox id: a gateway that is restarted forgets what it held."""
 
     def retry(self) -> Retry:
         """The retries of one operation."""
@@ -119,6 +131,8 @@ class Transport:
         failure = error.failure
         if failure.from_platform:
             self._reached = True
+        if failure.reason == "SECRET_ENV_PENDING" and retry.failing_seconds > _SECRET_PATIENCE_SECONDS:
+            await self._deliver_secret_again(sandbox_id)
         if failure.is_transient and await retry.failed(failure.retry_seconds):
             return
         typed = error_of(failure, sandbox_id=sandbox_id, attempts=retry.attempts)
@@ -130,6 +144,13 @@ class Transport:
                 attempts=retry.attempts,
             ) from None
         raise typed from None
+
+    async def _deliver_secret_again(self, sandbox_id: str) -> None:
+        create = self.secret_creates.get(sandbox_id)
+        if create is not None:
+            # Idempotent by its request id: nothing is made, and the gateway holds the secret again.
+            with suppress(OrchardError):
+                await self.unary(lambda c: c.sandbox.CreateSandbox, create, retry=Retry(0.0))
 
     async def _once(
         self,

@@ -131,7 +131,7 @@ class Watcher:
                 async with asyncio.timeout(_SILENCE_SECONDS):
                     event = await anext(events, None)
                 if event is None:
-                    return
+                    raise UnavailableError("the runtime's stream ended")
                 if isinstance(event, Seen):
                     if present is not None:
                         present.add(event.observed.uid)

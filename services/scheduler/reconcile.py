@@ -111,11 +111,11 @@ class Reconciler:
         """Reconcile for ever; of several schedulers one does."""
         while True:
             try:
-                if not self._cache.live:
-                    # What is missing now may only not have been told; it is missed anew from the next snapshot on.
-                    self._absent_since = {}
-                elif await self._store.elect(self._me, _ELECTED_MS):
+                if self._cache.live and await self._store.elect(self._me, _ELECTED_MS):
                     await self._round(self._cache)
+                else:
+                    # What was missing may only not have been told, or have come back unnoticed: it is missed anew.
+                    self._absent_since = {}
                 self.queue_lengths = await self._store.queue_lengths()
             except UnavailableError as error:
                 _log.warning("a round of reconciling was skipped", why=error.message)

@@ -32,10 +32,15 @@ Name = tuple[str, str]
 
 
 @asynccontextmanager
-async def _translated() -> AsyncIterator[None]:
-    """Redis away becomes UNAVAILABLE; no driver text reaches a client."""
+async def _translated() -> AsyncIterator[asyncio.Timeout]:
+    """Redis away becomes UNAVAILABLE; no driver text reaches a client. Each use ends in time.
+
+    The limit is set here and not as the driver's `socket_timeout`: that one goes through asyncio.wait_for, which on
+    Python 3.11 can swallow a cancellation, and a background task that lost its own never ends.
+    """
     try:
-        yield
+        async with asyncio.timeout(_TIMEOUT_SECONDS) as limit:
+            yield limit
     except _AWAY as error:
         raise _unavailable() from error
     except ResponseError as error:
@@ -56,7 +61,7 @@ class LeaseStore:
 
     def __init__(self, url: str) -> None:
         self._redis: redis.Redis = redis.Redis.from_url(
-            url, socket_timeout=_TIMEOUT_SECONDS, socket_connect_timeout=_TIMEOUT_SECONDS, max_connections=256
+            url, socket_timeout=None, socket_connect_timeout=_TIMEOUT_SECONDS, max_connections=256
         )
         prelude = (_SCRIPTS / "prelude.lua").read_text()
         self._scripts = {
@@ -253,8 +258,9 @@ class LeaseStore:
         Raises:
             UnavailableError: the connection broke. Changes since are lost, so re-read what matters.
         """
-        async with _translated(), self._redis.pubsub(ignore_subscribe_messages=False) as subscription:
+        async with _translated() as limit, self._redis.pubsub(ignore_subscribe_messages=False) as subscription:
             await subscription.subscribe(_CHANGES)
+            limit.reschedule(None)  # changes are waited for without end
             while True:
                 message = await subscription.get_message(timeout=_TIMEOUT_SECONDS)
                 if message is None:

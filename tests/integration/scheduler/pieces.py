@@ -1,0 +1,103 @@
+"""The scheduler's parts around a real store, with a runtime and a watcher that do as they are told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from services.common.health import Health
+from services.common.observed import Observed
+from services.common.watch_cache import WatchCache
+from services.scheduler.dispatch import Dispatcher
+from services.scheduler.reconcile import Reconciler
+from services.scheduler.records import Record, Terms
+from services.scheduler.service import Scheduler
+from services.scheduler.store import LeaseStore
+from tests.integration.scheduler.records import DAY
+
+
+class ScriptedCache(WatchCache):
+    """Told by the test instead of by a stream."""
+
+    def __init__(self, saw: Callable[[Observed], None]) -> None:
+        super().__init__("unix:/nonexistent", Health(), include_spec=True, on_change=saw)
+        self.live = True
+
+    def tell(self, seen: Observed) -> None:
+        self._apply(seen)
+
+
+class ScriptedRuntime:
+    """Makes sandboxes "u-<id>" and notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.creating: Callable[[Record], Awaitable[None]] | None = None
+        self.deleting: Callable[[str], Awaitable[None]] | None = None
+        self.updating: Callable[[str], Awaitable[None]] | None = None
+        self.created: asyncio.Queue[str] = asyncio.Queue()
+        self.deleted: asyncio.Queue[str] = asyncio.Queue()
+        self.deadlines: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+
+    async def check(self, tenant: str, sandbox_id: str, spec: bytes) -> None:
+        """Takes everything."""
+
+    async def create(self, record: Record) -> str:
+        if self.creating is not None:
+            await self.creating(record)
+        self.created.put_nowait(record.sandbox_id)
+        return f"u-{record.sandbox_id}"
+
+    async def delete(self, uid: str) -> None:
+        self.deleted.put_nowait(uid)
+        if self.deleting is not None:
+            await self.deleting(uid)
+
+    async def update(self, uid: str, expire_ms: int) -> None:
+        if self.updating is not None:
+            await self.updating(uid)
+        self.deadlines.put_nowait((uid, expire_ms))
+
+
+@dataclass(frozen=True)
+class Pieces:
+    store: LeaseStore
+    runtime: ScriptedRuntime
+    cache: ScriptedCache
+    dispatcher: Dispatcher
+    reconciler: Reconciler
+    scheduler: Scheduler
+
+    async def create(self, sandbox_id: str, request_id: str = "", spec: bytes = b"spec") -> Record:
+        return await self.scheduler.create(
+            "t", sandbox_id, request_id or f"r-{sandbox_id}", spec, "h", expects_secret_env=False
+        )
+
+    @asynccontextmanager
+    async def dispatching(self) -> AsyncIterator[None]:
+        """With the dispatcher at work."""
+        tasks = [asyncio.ensure_future(work) for work in (self.dispatcher.run_starts(), self.dispatcher.run_deletes())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def assemble(store: LeaseStore, terms: Terms = DAY) -> Pieces:
+    """As the composition root does."""
+    runtime = ScriptedRuntime()
+    dispatcher = Dispatcher(store, runtime, claim_seconds=30, starts_in_flight=4)
+    reconciler = Reconciler(store, dispatcher, Health(), grace_seconds=20)
+    cache = ScriptedCache(reconciler.saw)
+    scheduler = Scheduler(
+        store,
+        runtime,
+        cache,
+        terms_of=lambda spec: terms,
+        queue_limit=10_000,
+        wake_dispatcher=dispatcher.wake,
+        delete_soon=dispatcher.delete_soon,
+    )
+    reconciler.attach(cache, scheduler)
+    return Pieces(store, runtime, cache, dispatcher, reconciler, scheduler)

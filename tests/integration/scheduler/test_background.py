@@ -1,0 +1,176 @@
+"""Starts, deletes and reconciling, with a real Valkey."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import redis.asyncio as redis
+
+from services.common.errors import UnavailableError
+from services.common.states import Reason, State
+from services.common.watch_cache import clock_ms
+from services.scheduler.records import Record
+from services.scheduler.store import LeaseStore
+from tests.integration.scheduler.pieces import Pieces, assemble
+from tests.integration.scheduler.records import DAY, FAR_MS, seen, started, state_of, wanted
+
+GRACE_MS = 20_000
+
+
+@pytest.fixture
+async def pieces(store: LeaseStore) -> Pieces:
+    return assemble(store)
+
+
+async def until(pieces: Pieces, record: Record, state: State) -> Record:
+    """Wait for a state; its changes are told by the store."""
+    connected = asyncio.Event()
+
+    async def follow() -> None:
+        async for name in pieces.store.changes(connected.set):
+            pieces.scheduler.notify(name)
+
+    following = asyncio.ensure_future(follow())
+    try:
+        async with asyncio.timeout(20):
+            await connected.wait()
+            async for now in pieces.scheduler.wait(
+                record.tenant, record.sandbox_id, until_terminal=True, stopping=asyncio.Event()
+            ):
+                if now.state is state:
+                    return now
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+    raise AssertionError(now)
+
+
+class TestStarts:
+    async def test_a_store_emptied_during_a_start_costs_nothing(self, pieces: Pieces, valkey: redis.Redis) -> None:
+        """What was accepted goes on: the watcher's word brings its record back."""
+
+        async def emptied(_record: Record) -> None:
+            await valkey.flushall()
+
+        noted, note = asyncio.Event(), pieces.store.started
+
+        async def started_then_told(name: tuple[str, str], request_id: str, uid: str) -> tuple[str, int]:
+            outcome = await note(name, request_id, uid)
+            noted.set()
+            return outcome
+
+        pieces.runtime.creating = emptied
+        pieces.store.started = started_then_told  # type: ignore[method-assign]
+        async with pieces.dispatching():
+            record = await pieces.create("a")
+            await asyncio.wait_for(noted.wait(), 10)
+            # One worker deletes in order: were "u-a" deleted, it would come first.
+            pieces.dispatcher.delete_soon("b", "u-b")
+            assert await asyncio.wait_for(pieces.runtime.deleted.get(), 10) == "u-b"
+        assert pieces.runtime.deleted.empty()
+        await pieces.scheduler.rebuild(
+            seen(record, State.READY, 5, uid="u-a", create_ms=record.create_ms, expire_ms=FAR_MS)
+        )
+        assert await state_of(pieces.store, record) == (State.READY, Reason.UNSPECIFIED)
+
+    async def test_what_was_deleted_while_it_was_made_is_removed(self, pieces: Pieces) -> None:
+        async def deleted(record: Record) -> None:
+            await pieces.store.delete((record.tenant, record.sandbox_id), "", Reason.REQUESTED)
+
+        pieces.runtime.creating = deleted
+        async with pieces.dispatching():
+            await pieces.create("a")
+            assert await asyncio.wait_for(pieces.runtime.deleted.get(), 10) == "u-a"
+
+    async def test_a_runtime_that_refuses_for_ever_ends_the_create(self, store: LeaseStore) -> None:
+        pieces = assemble(store, replace(DAY, start_timeout_ms=1))
+
+        async def full(_record: Record) -> None:
+            raise UnavailableError("the node daemon cannot do it now: no space")
+
+        pieces.runtime.creating = full
+        async with pieces.dispatching():
+            ended = await until(pieces, await pieces.create("a"), State.FAILED)
+        assert ended.reason is Reason.UNSCHEDULABLE
+        assert "no space" in ended.message
+
+
+class TestWrites:
+    async def test_a_slow_delete_holds_nobody_up(self, pieces: Pieces) -> None:
+        for name in ("a", "b"):
+            await started(pieces.store, wanted(name))
+        stuck = asyncio.Event()
+
+        async def slow(_uid: str) -> None:
+            await stuck.wait()
+
+        pieces.runtime.deleting = slow
+        writing = asyncio.ensure_future(pieces.reconciler.run_writes())
+        try:
+            async with pieces.dispatching():
+                pieces.cache.tell(seen(wanted("a"), State.FAILED, 5, reason=Reason.OOM))
+                assert await asyncio.wait_for(pieces.runtime.deleted.get(), 10) == "u1"
+                pieces.cache.tell(seen(wanted("b"), State.READY, 6))
+                await until(pieces, wanted("b"), State.READY)
+                assert await state_of(pieces.store, wanted("a")) == (State.FAILED, Reason.OOM)
+        finally:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+
+
+class TestRounds:
+    async def test_only_a_watcher_that_talks_can_miss_a_sandbox(
+        self, pieces: Pieces, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now = [clock_ms()]
+        monkeypatch.setattr("services.scheduler.reconcile.clock_ms", lambda: now[0])
+        await started(pieces.store, wanted("a"))
+        pieces.cache.heard_ms = now[0]
+        await pieces.reconciler._round(pieces.cache)
+        now[0] += GRACE_MS + 1  # silent all the while
+        await pieces.reconciler._round(pieces.cache)
+        assert await state_of(pieces.store, wanted("a")) == (State.STARTING, Reason.UNSPECIFIED)
+        pieces.cache.heard_ms = now[0]
+        await pieces.reconciler._round(pieces.cache)
+        assert await state_of(pieces.store, wanted("a")) == (State.FAILED, Reason.DELETED_EXTERNALLY)
+
+    async def test_a_lost_stream_begins_the_grace_anew(self, pieces: Pieces, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = [clock_ms()]
+        monkeypatch.setattr("services.scheduler.reconcile.clock_ms", lambda: now[0])
+        monkeypatch.setattr("services.scheduler.reconcile._RECONCILE_SECONDS", 0.01)
+        await started(pieces.store, wanted("a"))
+        await pieces.reconciler._round(pieces.cache)
+        pieces.cache.live = False
+        await self._rounds(pieces, 2)
+        now[0] += GRACE_MS + 1
+        pieces.cache.live, pieces.cache.heard_ms = True, now[0]
+        await self._rounds(pieces, 2)
+        assert await state_of(pieces.store, wanted("a")) == (State.STARTING, Reason.UNSPECIFIED)
+
+    async def _rounds(self, pieces: Pieces, count: int) -> None:
+        """Let the loop go round; each turn ends by reading the lengths of the queues."""
+        turns: asyncio.Queue[None] = asyncio.Queue()
+        read = pieces.store.queue_lengths
+
+        async def counted() -> dict[str, int]:
+            turns.put_nowait(None)
+            return await read()
+
+        pieces.store.queue_lengths = counted  # type: ignore[method-assign]
+        running = asyncio.ensure_future(pieces.reconciler.run_rounds())
+        try:
+            for _ in range(count):
+                await asyncio.wait_for(turns.get(), 10)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            pieces.store.queue_lengths = read  # type: ignore[method-assign]
+
+    @pytest.mark.parametrize("state", [State.STARTING, State.READY, State.FAILED])
+    async def test_a_sandbox_whose_record_has_ended_is_removed(self, pieces: Pieces, state: State) -> None:
+        await started(pieces.store, wanted("a"))
+        await pieces.store.finish(("t", "a"), "r-a", State.FAILED, Reason.DELETED_EXTERNALLY, "")
+        pieces.cache.tell(seen(wanted("a"), state, 5))
+        async with pieces.dispatching():
+            await pieces.reconciler._round(pieces.cache)
+            assert await asyncio.wait_for(pieces.runtime.deleted.get(), 10) == "u1"

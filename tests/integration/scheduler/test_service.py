@@ -1,0 +1,177 @@
+"""What each call does, with a real Valkey."""
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+import redis.asyncio as redis
+
+from services.common.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    NotFoundError,
+    UnavailableError,
+)
+from services.common.states import Reason, State
+from services.scheduler import service
+from services.scheduler.records import Record
+from services.scheduler.store import LeaseStore
+from tests.integration.scheduler.pieces import Pieces, assemble
+from tests.integration.scheduler.records import DAY, seen, started, take, wanted
+
+
+@pytest.fixture
+async def pieces(store: LeaseStore) -> Pieces:
+    return assemble(store)
+
+
+def no_labels(_spec: bytes) -> Mapping[str, str]:
+    return {}
+
+
+async def page(
+    pieces: Pieces, before: tuple[int, str] | None, states: frozenset[State] = frozenset()
+) -> tuple[list[Record], tuple[int, str] | None]:
+    return await pieces.scheduler.list_page(
+        "t", states=states, labels={}, labels_of=no_labels, before=before, count=1000
+    )
+
+
+class TestWhatNobodyKnows:
+    """An emptied store has forgotten; while the watcher is away nobody can say what there is."""
+
+    @pytest.mark.parametrize("call", ["get", "delete", "heartbeat", "create", "update"])
+    async def test_not_known_is_not_gone(self, pieces: Pieces, call: str) -> None:
+        pieces.cache.live = False
+        with pytest.raises(UnavailableError) as caught:
+            await self._call(pieces, call)
+        assert caught.value.reason == "LEASE_STORE_REBUILDING"
+        assert await pieces.store.get(("t", "a")) is None
+
+    @pytest.mark.parametrize("live", [True, False])
+    async def test_gone_is_gone(self, pieces: Pieces, live: bool) -> None:
+        pieces.cache.live = live
+        if not live:
+            await pieces.store.mark_rebuilt()  # then the store itself knows
+        for call in ("get", "delete", "update"):
+            with pytest.raises(NotFoundError):
+                await self._call(pieces, call)
+        assert await self._call(pieces, "heartbeat") == ["a"]
+        await self._call(pieces, "create")
+
+    async def _call(self, pieces: Pieces, call: str) -> object:
+        match call:
+            case "get":
+                return await pieces.scheduler.get("t", "a")
+            case "delete":
+                return await pieces.scheduler.delete("t", "a", "")
+            case "heartbeat":
+                return await pieces.scheduler.heartbeat("t", ["a"])
+            case "update":
+                return await pieces.scheduler.update("t", "a", 60_000)
+            case _:
+                return await pieces.create("a")
+
+    async def test_a_wait_does_not_call_a_forgotten_sandbox_lost(self, pieces: Pieces, valkey: redis.Redis) -> None:
+        await pieces.create("a")
+        told = pieces.scheduler.wait("t", "a", until_terminal=False, stopping=asyncio.Event())
+        assert (await anext(told)).state is State.QUEUED
+        await valkey.flushall()
+        pieces.cache.live = False
+        pieces.scheduler.notify_all()
+        with pytest.raises(UnavailableError):
+            await asyncio.wait_for(anext(told), 10)
+
+
+class TestHeartbeat:
+    async def test_what_is_being_deleted_is_not_alive(self, pieces: Pieces) -> None:
+        await started(pieces.store, wanted("a"))
+        pieces.cache.tell(seen(wanted("a"), State.READY, 5))
+        assert await pieces.scheduler.heartbeat("t", ["a"]) == []
+        await pieces.store.delete(("t", "a"), "", Reason.EXPIRED)  # the runtime has not begun yet
+        assert await pieces.scheduler.heartbeat("t", ["a"]) == ["a"]
+
+    async def test_a_forgotten_sandbox_is_alive(self, pieces: Pieces) -> None:
+        pieces.cache.tell(seen(wanted("a"), State.READY, 5, create_ms=1, expire_ms=4_000_000_000_000))
+        assert await pieces.scheduler.heartbeat("t", ["b", "a"]) == ["b"]
+        assert (await pieces.scheduler.get("t", "a")).state is State.READY
+
+
+class TestUpdate:
+    async def test_an_ended_sandbox_says_so(self, pieces: Pieces) -> None:
+        await started(pieces.store, wanted("a"))
+        await pieces.store.observe(seen(wanted("a"), State.FAILED, 5))
+        with pytest.raises(FailedPreconditionError) as caught:
+            await pieces.scheduler.update("t", "a", 60_000)
+        assert caught.value.reason == "SANDBOX_ENDED"
+        assert pieces.runtime.deadlines.empty()
+
+    async def test_one_that_the_runtime_has_no_longer_has_ended(self, pieces: Pieces) -> None:
+        async def gone(uid: str) -> None:
+            raise NotFoundError(f"no sandbox {uid}")
+
+        pieces.runtime.updating = gone
+        await started(pieces.store, wanted("a"))
+        with pytest.raises(FailedPreconditionError) as caught:
+            await pieces.scheduler.update("t", "a", 60_000)
+        assert caught.value.reason == "SANDBOX_ENDED"
+
+    async def test_one_that_starts_meanwhile_gets_the_new_deadline(self, pieces: Pieces) -> None:
+        """Whichever comes first, the update or the runtime's answer, the runtime has the new deadline in the end."""
+        answer, asked = asyncio.Event(), asyncio.Event()
+
+        async def slow(_record: Record) -> None:
+            asked.set()
+            await answer.wait()
+
+        pieces.runtime.creating = slow
+        async with pieces.dispatching():
+            await pieces.create("a")
+            await asyncio.wait_for(asked.wait(), 10)
+            updated = await pieces.scheduler.update("t", "a", 3_600_000)
+            assert updated.expire_ms < updated.create_ms + DAY.ttl_ms
+            answer.set()
+            told = await asyncio.wait_for(pieces.runtime.deadlines.get(), 10)
+        assert told == ("u-a", updated.expire_ms)
+
+
+class TestCreate:
+    async def test_a_late_repeat_is_told_that_its_sandbox_ended(self, pieces: Pieces) -> None:
+        await pieces.create("a", "r1")
+        await pieces.scheduler.delete("t", "a", "")
+        await pieces.create("a", "r2")
+        with pytest.raises(AlreadyExistsError) as caught:
+            await pieces.create("a", "r1")
+        assert caught.value.reason == "REQUEST_ENDED"
+
+
+class TestList:
+    async def test_a_page_fits_a_message(self, pieces: Pieces) -> None:
+        for number in range(10):
+            await pieces.create(f"a{number}", spec=bytes(300_000))
+        await pieces.create("big", spec=bytes(3_000_000))
+        found: list[str] = []
+        before: tuple[int, str] | None = None
+        while True:
+            records, before = await page(pieces, before)
+            assert len(records) == 1 or sum(len(record.spec) for record in records) <= 1 << 20
+            found += [record.sandbox_id for record in records]
+            if before is None:
+                break
+        assert sorted(found) == sorted([*(f"a{number}" for number in range(10)), "big"])
+
+    async def test_a_filter_that_matches_little_ends_its_page_in_time(
+        self, pieces: Pieces, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(service, "_LIST_LOOKED_AT", 10)
+        for number in range(25):
+            await pieces.create(f"a{number:02}")
+        assert (await take(pieces.store)) == ("t", "a00")  # the oldest, so the last that is looked at
+        starting = frozenset({State.STARTING})
+        records, before = await page(pieces, None, starting)
+        assert (records, before is not None) == ([], True)
+        pages = 1
+        while before is not None:
+            records, before = await page(pieces, before, starting)
+            pages += 1
+        assert (pages, [record.sandbox_id for record in records]) == (3, ["a00"])

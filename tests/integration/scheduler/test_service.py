@@ -116,8 +116,21 @@ class TestUpdate:
             await pieces.scheduler.update("t", "a", 60_000)
         assert caught.value.reason == "SANDBOX_ENDED"
 
+    async def test_one_that_started_just_before_gets_the_new_deadline(self, pieces: Pieces) -> None:
+        record = await pieces.create("a")
+        await take(pieces.store)
+        update = pieces.store.update
+
+        async def started_first(name: tuple[str, str], expire_ms: int) -> str:
+            outcome, old_ms = await pieces.store.started(name, record.request_id, "u-a")
+            assert (outcome, old_ms) == ("started", record.expire_ms)
+            return await update(name, expire_ms)
+
+        pieces.store.update = started_first  # type: ignore[method-assign]
+        updated = await pieces.scheduler.update("t", "a", 3_600_000)
+        assert pieces.runtime.deadlines.get_nowait() == ("u-a", updated.expire_ms)
+
     async def test_one_that_starts_meanwhile_gets_the_new_deadline(self, pieces: Pieces) -> None:
-        """Whichever comes first, the update or the runtime's answer, the runtime has the new deadline in the end."""
         answer, asked = asyncio.Event(), asyncio.Event()
 
         async def slow(_record: Record) -> None:

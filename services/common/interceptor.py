@@ -40,7 +40,7 @@ _log = logs.get_logger(__name__)
 
 REQUEST_ID_KEY: Final = "orchard-request-id"
 _MAXIMUM_UNARY_SECONDS: Final = 900.0
-_OPEN_PREFIXES: Final = ("/grpc.health.v1.Health/", "/grpc.reflection.", "/grpc.channelz.")
+_OPEN_PREFIXES: Final = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 
 
 @dataclass(slots=True)

@@ -28,7 +28,11 @@ DEPENDENCY: Final = "database"
 _PREFIX: Final = "ork"
 _UNKNOWN_KEPT: Final = 10_000
 _UNKNOWN_SECONDS: Final = 3.0
-_ADMIN_ONLY: Final = ("/orchard.admin.v1.KeyService/", "/orchard.admin.v1.ImageService/")
+_ADMIN_ONLY: Final = (
+    "/orchard.admin.v1.KeyService/",
+    "/orchard.admin.v1.ImageService/",
+    "/grpc.channelz.v1.Channelz/",  # names every peer
+)
 
 
 class Keys:

@@ -332,7 +332,9 @@ class SandboxSpec(_message.Message):
 
     @_builtins.property
     def idle_timeout(self) -> _duration_pb2.Duration:
-        """Deletes it when no command or file call came for this long. Unset or zero: off. From 1 s to 30 days."""
+        """Deletes it when no command or file call came for this long, up to 10 s later. Counts from READY on. Unset or zero: off. From
+        1 s to 30 days.
+        """
 
     @_builtins.property
     def heartbeat_timeout(self) -> _duration_pb2.Duration:
@@ -346,7 +348,9 @@ class SandboxSpec(_message.Message):
 
     @_builtins.property
     def start_timeout(self) -> _duration_pb2.Duration:
-        """How long it may take from leaving the queue to READY, image pull apart. Default 60 s; from 1 s to 1 h."""
+        """How long it may take from leaving the queue to READY, image pull apart; past that it is FAILED, UNSCHEDULABLE if it could not
+        be made and AGENT_START if its agent did not answer. Default 60 s; from 1 s to 1 h.
+        """
 
     def __init__(
         self,

@@ -182,7 +182,7 @@ class ListSandboxesRequest(_message.Message):
     STATES_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """At most this many, 1 to 1,000. Default 100. A page may be shorter and still not be the last."""
+    """At most this many, 1 to 1,000. Default 100. A page may be shorter, even empty, and still not be the last: go on by the token."""
     page_token: _builtins.str
     """next_page_token of the page before; empty for the first."""
     @_builtins.property

@@ -79,9 +79,10 @@ class SandboxServiceServicer:
     def CreateSandbox(self, request, context):
         """CreateSandbox accepts a sandbox and returns at once, usually QUEUED or STARTING; WaitSandbox tells when it is READY.
         Idempotent by request_id for 24 h: a repeat returns the first answer. Errors: INVALID_ARGUMENT (field named),
-        ALREADY_EXISTS (the id is taken by another request, or the request id was used with another spec), NOT_FOUND
-        (the image was never imported; process runtime), RESOURCE_EXHAUSTED (the tenant's queue of 10,000 is full),
-        UNAVAILABLE (store away; retry).
+        ALREADY_EXISTS (SANDBOX_EXISTS: the id is taken by another request; REQUEST_ID_REUSED: the request id was used with another
+        spec; REQUEST_ENDED: what this request made has ended and its id was used again), NOT_FOUND
+        (the image was never imported; process runtime), RESOURCE_EXHAUSTED (QUEUE_FULL: the tenant's queue of 10,000;
+        SECRET_ENV_BACKLOG), UNAVAILABLE (LEASE_STORE_UNAVAILABLE, LEASE_STORE_REBUILDING; retry).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,9 +36,10 @@ class SandboxServiceStub:
     CreateSandbox: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.CreateSandboxRequest, _sandbox_service_pb2.CreateSandboxResponse]
     """CreateSandbox accepts a sandbox and returns at once, usually QUEUED or STARTING; WaitSandbox tells when it is READY.
     Idempotent by request_id for 24 h: a repeat returns the first answer. Errors: INVALID_ARGUMENT (field named),
-    ALREADY_EXISTS (the id is taken by another request, or the request id was used with another spec), NOT_FOUND
-    (the image was never imported; process runtime), RESOURCE_EXHAUSTED (the tenant's queue of 10,000 is full),
-    UNAVAILABLE (store away; retry).
+    ALREADY_EXISTS (SANDBOX_EXISTS: the id is taken by another request; REQUEST_ID_REUSED: the request id was used with another
+    spec; REQUEST_ENDED: what this request made has ended and its id was used again), NOT_FOUND
+    (the image was never imported; process runtime), RESOURCE_EXHAUSTED (QUEUE_FULL: the tenant's queue of 10,000;
+    SECRET_ENV_BACKLOG), UNAVAILABLE (LEASE_STORE_UNAVAILABLE, LEASE_STORE_REBUILDING; retry).
     """
     GetSandbox: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.GetSandboxRequest, _sandbox_service_pb2.GetSandboxResponse]
     """GetSandbox returns one sandbox, also for 24 h after its end. Errors: NOT_FOUND."""
@@ -65,9 +66,10 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     CreateSandbox: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.CreateSandboxRequest, _sandbox_service_pb2.CreateSandboxResponse]  # type: ignore[assignment]
     """CreateSandbox accepts a sandbox and returns at once, usually QUEUED or STARTING; WaitSandbox tells when it is READY.
     Idempotent by request_id for 24 h: a repeat returns the first answer. Errors: INVALID_ARGUMENT (field named),
-    ALREADY_EXISTS (the id is taken by another request, or the request id was used with another spec), NOT_FOUND
-    (the image was never imported; process runtime), RESOURCE_EXHAUSTED (the tenant's queue of 10,000 is full),
-    UNAVAILABLE (store away; retry).
+    ALREADY_EXISTS (SANDBOX_EXISTS: the id is taken by another request; REQUEST_ID_REUSED: the request id was used with another
+    spec; REQUEST_ENDED: what this request made has ended and its id was used again), NOT_FOUND
+    (the image was never imported; process runtime), RESOURCE_EXHAUSTED (QUEUE_FULL: the tenant's queue of 10,000;
+    SECRET_ENV_BACKLOG), UNAVAILABLE (LEASE_STORE_UNAVAILABLE, LEASE_STORE_REBUILDING; retry).
     """
     GetSandbox: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.GetSandboxRequest, _sandbox_service_pb2.GetSandboxResponse]  # type: ignore[assignment]
     """GetSandbox returns one sandbox, also for 24 h after its end. Errors: NOT_FOUND."""
@@ -97,9 +99,10 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_sandbox_service_pb2.CreateSandboxResponse, _abc.Awaitable[_sandbox_service_pb2.CreateSandboxResponse]]:
         """CreateSandbox accepts a sandbox and returns at once, usually QUEUED or STARTING; WaitSandbox tells when it is READY.
         Idempotent by request_id for 24 h: a repeat returns the first answer. Errors: INVALID_ARGUMENT (field named),
-        ALREADY_EXISTS (the id is taken by another request, or the request id was used with another spec), NOT_FOUND
-        (the image was never imported; process runtime), RESOURCE_EXHAUSTED (the tenant's queue of 10,000 is full),
-        UNAVAILABLE (store away; retry).
+        ALREADY_EXISTS (SANDBOX_EXISTS: the id is taken by another request; REQUEST_ID_REUSED: the request id was used with another
+        spec; REQUEST_ENDED: what this request made has ended and its id was used again), NOT_FOUND
+        (the image was never imported; process runtime), RESOURCE_EXHAUSTED (QUEUE_FULL: the tenant's queue of 10,000;
+        SECRET_ENV_BACKLOG), UNAVAILABLE (LEASE_STORE_UNAVAILABLE, LEASE_STORE_REBUILDING; retry).
         """
 
     @_abc_1.abstractmethod

@@ -17,7 +17,7 @@ import signal
 import threading
 import weakref
 from types import FrameType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from orchard._client.session import Session
@@ -109,6 +109,7 @@ def _delete(sessions: list[Session]) -> None:
     from orchard._client.session import Session
 
     async def delete() -> None:
+        asyncio.get_running_loop().set_exception_handler(_ignore_dead_loop)
         for old in sessions:
             # A session of its own: the old one belongs to another event loop, perhaps a dead one.
             session = Session(old.profile, retry_seconds=_SECONDS / 2)
@@ -121,6 +122,13 @@ def _delete(sessions: list[Session]) -> None:
 
     with contextlib.suppress(TimeoutError):
         asyncio.run(asyncio.wait_for(delete(), _SECONDS))
+
+
+def _ignore_dead_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """For gRPC, which polls for every loop of the process and cannot hand events to one that has ended."""
+    if isinstance(context.get("exception"), RuntimeError) and "_handle_events" in str(context.get("message", "")):
+        return
+    loop.default_exception_handler(context)
 
 
 REGISTRY: Final = Registry()

@@ -60,7 +60,7 @@ async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetr
     )
     lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseServicer(scheduler), server.grpc_server)
     if telemetry is not None:
-        telemetry.gauge("orchard.queue.length", "Queued creates, by tenant.", lambda: reconciler.queue_lengths)
+        telemetry.gauge("orchard.queue.length", "Queued creates, by tenant and in all.", reconciler.queue_counts)
         telemetry.gauge("orchard.starting", "Creates sent to the runtime.", lambda: {"starting": dispatcher.starting})
     tasks.start("follow the watcher", cache.run())
     tasks.start("write what the watcher sees", reconciler.run_writes())

@@ -65,6 +65,10 @@ class Reconciler:
         if seen.state in (State.READY, State.FAILED, State.DELETED):
             self._seen.publish(seen.uid, seen)
 
+    def queue_counts(self) -> dict[str, int]:
+        """Queued creates by tenant, as of the last round, and of "all tenants", which also tells of an empty queue."""
+        return {"all tenants": sum(self.queue_lengths.values()), **self.queue_lengths}
+
     async def run_writes(self) -> None:
         """Write what the watcher tells, for ever."""
         while True:

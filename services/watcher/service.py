@@ -100,10 +100,10 @@ class Watcher:
         self._hub.wake()
 
     def counts(self) -> dict[str, int]:
-        """Sandboxes by state."""
-        counts: dict[str, int] = {}
+        """Sandboxes by state; a state without one counts 0, so that a gauge of it never keeps an old value."""
+        counts = {state.name: 0 for state in (State.STARTING, State.READY, State.DELETING, State.FAILED)}
         for sandbox in self._sandboxes.values():
-            counts[sandbox.state.name] = counts.get(sandbox.state.name, 0) + 1
+            counts[sandbox.state.name] += 1
         return counts
 
     async def run(self) -> None:

@@ -145,9 +145,9 @@ class Bench:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(os.urandom(500))
             async with await self.client.create() as sandbox:
-                up = await timed(lambda: sandbox.upload(large, "/root/large"))
-                down = await timed(lambda: sandbox.download("/root/large", Path(folder, "back")))
-                many = await timed(lambda: sandbox.upload(small, "/root/small"))
+                up = await timed(lambda: sandbox.upload(large, "/srv/large"))
+                down = await timed(lambda: sandbox.download("/srv/large", Path(folder, "back")))
+                many = await timed(lambda: sandbox.upload(small, "/srv/small"))
         return {
             "upload_megabytes_per_second": round(size / 1e3 / up, 1),
             "download_megabytes_per_second": round(size / 1e3 / down, 1),

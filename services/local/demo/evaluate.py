@@ -13,7 +13,7 @@ from orchard.rewards.swe import judge_tests, parse_unittest
 
 from services.local.demo.tasks import Candidate, Task, Verdict
 
-_REPOSITORY: Final = "/work/repo"
+_REPOSITORY: Final = "/testbed"
 _LINE_SHOWN: Final = 60
 _LIFE_SECONDS: Final = 300
 _NO_PATCH: Final = frozenset({"PATCH_MALFORMED", "PATCH_PATH_ESCAPES"})

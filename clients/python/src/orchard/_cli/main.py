@@ -7,7 +7,7 @@ from typing import Any
 
 try:
     import typer
-except ImportError:  # pragma: no cover (needs an installation without the extra)
+except ImportError:  # an installation without the extra
     sys.exit("orchard: the command line needs its extra: pip install 'orchard-platform[cli]'")
 
 from typer.core import TyperGroup

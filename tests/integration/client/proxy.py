@@ -26,6 +26,7 @@ class Proxy:
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self._writers: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self._refusing = False
         self._drop_answer = False
         self._cut_after: int | None = None
@@ -67,11 +68,21 @@ class Proxy:
         self._drop_answer = True
 
     def close(self) -> None:
-        self._call(self._server.close)
-        self.cut()
+        self._run(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
+
+    async def _end(self) -> None:
+        """Every connection is closed, also one that is just being made, before the loop is."""
+        self._refusing = True
+        self._server.close()
+        await asyncio.sleep(0)  # what was accepted just now gets its task
+        while self._serving:
+            self._cut()
+            await asyncio.wait(list(self._serving), timeout=0.1)
+        for _ in range(3):
+            await asyncio.sleep(0)  # a transport closes its socket in a later round of the loop
 
     def _cut(self) -> None:
         self.cuts += 1
@@ -80,6 +91,10 @@ class Proxy:
         self._writers.clear()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
         if self._refusing:
             writer.transport.abort()
             return

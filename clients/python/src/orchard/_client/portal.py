@@ -57,9 +57,10 @@ class Portal:
             work.close()
             raise RuntimeError("the synchronous client cannot be used from its own callbacks")
         job = _Job(work)
-        loop.call_soon_threadsafe(job.start)
         slice_seconds = _SIGNAL_SECONDS if threading.current_thread() is threading.main_thread() else None
         try:
+            # Within the try: Ctrl-C may come as soon as the job is on its way.
+            loop.call_soon_threadsafe(job.start)
             while not job.finished.wait(slice_seconds):
                 pass
         except BaseException:
@@ -103,6 +104,10 @@ class _Job:
     def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
+        elif not self.finished.is_set():
+            self._work.close()
+            self.future.set_exception(concurrent.futures.CancelledError())
+            self.finished.set()
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled():

@@ -8,13 +8,6 @@ ONLY ?= all
 SEED ?= 1
 AGAINST ?= .git\#branch=main
 
-# These suites kill real processes at moments of their own choosing. In CI what failed runs once more, alone, and is named: a test that
-# passes then is flaky, which is a fault to mend, though not the change's at hand. Elsewhere nothing runs twice.
-define real_processes
-	@echo $(PYTEST) $(1); $(PYTEST) $(1) || { [ "$$CI" = true ] && echo "== FAILED ONCE, runs again alone (see above):" && \
-	  $(PYTEST) --last-failed --last-failed-no-failures none $(1); }
-endef
-
 .PHONY: help
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -52,11 +45,11 @@ unit: setup ## Fast tests without I/O
 
 .PHONY: integration
 integration: setup ## One service against real PostgreSQL, Valkey, gRPC and processes
-	$(call real_processes,tests/integration)
+	$(PYTEST) tests/integration
 
 .PHONY: e2e
 e2e: setup ## The client against the whole platform, kills included (3 each)
-	$(call real_processes,tests/e2e)
+	$(PYTEST) tests/e2e
 
 .PHONY: chaos
 chaos: setup ## Kill loops at full length: make chaos SEED=7

@@ -1,0 +1,57 @@
+"""How a sandbox stands on its Pod: what the scheduler writes there and the watcher reads.
+
+Everything that rebuilds a record is on the Pod, so that losing Redis loses no sandbox. Labels only select; what a
+caller chose is in annotations, whose values need no form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
+MANAGED_BY: Final = "orchard"
+COMPONENT_LABEL: Final = "app.kubernetes.io/component"
+COMPONENT: Final = "sandbox"
+SELECTOR: Final = f"{MANAGED_BY_LABEL}={MANAGED_BY},{COMPONENT_LABEL}={COMPONENT}"
+
+NETWORK_LABEL: Final = "orchard.dev/network"
+"""By which network policies select: "none", "dns-only", "open", or "allow-list-NAME"."""
+
+TENANT: Final = "orchard.dev/tenant"
+SANDBOX_ID: Final = "orchard.dev/sandbox-id"
+REQUEST_ID: Final = "orchard.dev/request-id"
+SPEC_HASH: Final = "orchard.dev/spec-hash"
+SPEC: Final = "orchard.dev/spec"
+"""The serialised orchard.sandbox.v1.SandboxSpec, zlib-compressed, in base64."""
+EXPIRE_MS: Final = "orchard.dev/expire-ms"
+"""Its deadline in milliseconds since 1970."""
+EXPECTS_SECRET_ENV: Final = "orchard.dev/expects-secret-env"  # noqa: S105 (a name)
+"""1 or 0."""
+PUBLIC_KEYS: Final = "orchard.dev/gateway-public-keys"
+"""The gateways' public keys in PEM, two at most: what an agent checks tokens with."""
+
+CONTAINER: Final = "sandbox"
+AGENT_PORT: Final = 7070
+
+ROOT: Final = "/.orchard"
+PAYLOAD_FOLDER: Final = f"{ROOT}/agent"
+"""The payload, read-only. Its `init` is the container's command."""
+CONFIG_FOLDER: Final = f"{ROOT}/config"
+"""A downward API volume: files named below."""
+STATE_FOLDER: Final = f"{ROOT}/state"
+"""An emptyDir for the agent's journal and spools."""
+
+CONFIG_FILES: Final = {
+    "sandbox-id": SANDBOX_ID,
+    "spec": SPEC,
+    "expects-secret-env": EXPECTS_SECRET_ENV,
+    "public-keys": PUBLIC_KEYS,
+}
+"""Names of files in the config folder, each with the annotation that it shows. Beside them, `uid` shows the uid."""
+
+
+def pod_name(tenant: str, sandbox_id: str) -> str:
+    """The one name that a sandbox's Pod has, so that a repeated create finds the first one's Pod."""
+    digest = hashlib.sha256(f"{tenant}/{sandbox_id}".encode()).hexdigest()
+    return f"sandbox-{digest[:40]}"

@@ -1,0 +1,94 @@
+"""The client of a Kubernetes API server: from a kubeconfig, or from the Pod that this process runs in.
+
+Credentials are read again every minute and after a refusal: tokens of Pods are replaced on disk while they run. That
+works through a hook of the client's Configuration, which must never be copied: a copy keeps the token of its day.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Final, Self
+
+from kubernetes_asyncio.client import ApiClient, Configuration
+from kubernetes_asyncio.config import load_incluster_config, load_kube_config
+
+from services.common.logs import get_logger
+
+_log = get_logger(__name__)
+
+_REREAD_SECONDS: Final = 60.0
+_USER_AGENT: Final = "orchard"
+
+
+class KubernetesConfigError(Exception):
+    """The API server or the credentials for it are not known; the message says what to set."""
+
+
+class KubernetesClient:
+    """One ApiClient with connections of its own. Watches and other calls each use another one."""
+
+    def __init__(self, kubeconfig: Path | None, configuration: Configuration) -> None:
+        self._kubeconfig = kubeconfig
+        self._configuration = configuration
+        self._reread_at = time.monotonic() + _REREAD_SECONDS
+        configuration.refresh_api_key_hook = self._refresh
+        self.api = ApiClient(configuration)
+        self.api.user_agent = _USER_AGENT
+
+    @classmethod
+    async def connect(cls, kubeconfig: Path | None = None, *, connections: int = 100) -> Self:
+        """A client by a kubeconfig file's current context, or by the Pod's service account where it is None.
+
+        At most `connections` requests are under way at once; more wait.
+
+        Raises:
+            KubernetesConfigError: the file cannot be used, or this process runs in no Pod.
+        """
+        configuration = Configuration()
+        configuration.connection_pool_maxsize = connections
+        await _load(kubeconfig, configuration)
+        return cls(kubeconfig, configuration)
+
+    def forget_credentials(self) -> None:
+        """Read them again before the next request, since the server refused them."""
+        self._reread_at = 0.0
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self.api.close()
+
+    async def _refresh(self, configuration: Configuration) -> None:
+        now = time.monotonic()
+        if now < self._reread_at:
+            return
+        self._reread_at = now + _REREAD_SECONDS
+        try:
+            await _load(self._kubeconfig, configuration)
+        except KubernetesConfigError as error:
+            # The ones in hand may still be good; if not, the server says so.
+            _log.warning("credentials could not be read again", why=str(error))
+
+
+async def _load(kubeconfig: Path | None, configuration: Configuration) -> None:
+    try:
+        if kubeconfig is None:
+            load_incluster_config(configuration, try_refresh_token=False)  # type: ignore[no-untyped-call]
+        else:
+            # The loader would only say that it found no context.
+            kubeconfig.read_bytes()  # noqa: ASYNC240 (small, and once a minute)
+            await load_kube_config(
+                config_file=str(kubeconfig), client_configuration=configuration, persist_config=False
+            )
+    except Exception as error:
+        # The loaders raise whatever broken YAML, a missing key or a plugin led to.
+        where = (
+            f"kubeconfig {kubeconfig} cannot be used"
+            if kubeconfig is not None
+            else "this process runs in no Pod with a service account; set ORCHARD_KUBECONFIG to a kubeconfig file"
+        )
+        raise KubernetesConfigError(f"{where}: {error}") from error
+    token = configuration.api_key.get("BearerToken")
+    if token is not None:
+        # Token files often end with a newline, which no header may have.
+        configuration.api_key["BearerToken"] = token.strip()

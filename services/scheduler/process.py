@@ -10,6 +10,7 @@ from google.rpc import error_details_pb2, status_pb2
 from orchard.node.v1 import node_service_pb2, node_service_pb2_grpc
 from orchard.sandbox.v1 import sandbox_pb2
 
+from services.common.channel import connect
 from services.common.errors import (
     STATUS_DETAILS_KEY,
     InvalidArgumentError,
@@ -17,7 +18,6 @@ from services.common.errors import (
     OrchardError,
     UnavailableError,
 )
-from services.common.server import CHANNEL_OPTIONS
 from services.common.times import to_timestamp
 from services.scheduler.records import Record
 
@@ -34,7 +34,7 @@ class NodeRuntime:
     """One node daemon."""
 
     def __init__(self, address: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = connect(address)
         self._stub = node_service_pb2_grpc.NodeServiceStub(self._channel)
 
     async def close(self) -> None:
@@ -45,7 +45,8 @@ class NodeRuntime:
         """See service.Runtime. What every node can do is not asked."""
         parsed = sandbox_pb2.SandboxSpec.FromString(spec)
         plain = not parsed.image and parsed.network.mode in _PLAIN_MODES
-        if plain and not (parsed.resources.gpu or parsed.resources.disk_bytes):
+        of_clusters = parsed.image_pull_secret or parsed.node_selector or parsed.runtime_class
+        if plain and not (parsed.resources.gpu or parsed.resources.disk_bytes or of_clusters):
             return
         request = node_service_pb2.CreateSandboxRequest(
             tenant=tenant, sandbox_id=sandbox_id, spec=parsed, validate_only=True

@@ -15,6 +15,7 @@ from services.scheduler.records import Terms
 
 _TTL_SECONDS: Final = 86_400
 _START_SECONDS: Final = 60
+_PULL_SECONDS: Final = 900
 _SHM_BYTES: Final = 64 * MEBIBYTE
 _PIDS: Final = 4096
 _MONTH_SECONDS: Final = 30 * DAY_SECONDS
@@ -42,9 +43,11 @@ def check(spec: sandbox_pb2.SandboxSpec, fields: Fields) -> None:
         ("idle_timeout", 1.0, _MONTH_SECONDS),
         ("heartbeat_timeout", 5.0, DAY_SECONDS),
         ("start_timeout", 1.0, 3600.0),
+        ("pull_timeout", 1.0, 21_600.0),
     ):
         value: Duration = getattr(spec, name)
-        if spec.HasField(name) and (name in ("ttl", "start_timeout") or value.seconds or value.nanos):  # type: ignore[arg-type]
+        always = name in ("ttl", "start_timeout", "pull_timeout")
+        if spec.HasField(name) and (always or value.seconds or value.nanos):  # type: ignore[arg-type]
             fields.duration(f"spec.{name}", value, minimum=least, maximum=most)
     fields.text("spec.working_directory", spec.working_directory, maximum=4096)
     fields.check(
@@ -60,6 +63,10 @@ def check(spec: sandbox_pb2.SandboxSpec, fields: Fields) -> None:
     )
     for index, part in enumerate(spec.start_argv):
         fields.check("\0" not in part, f"spec.start_argv[{index}]", "must not contain a NUL")
+    # Which of these names there are, the runtime knows.
+    fields.text("spec.image_pull_secret", spec.image_pull_secret, maximum=253)
+    fields.text("spec.runtime_class", spec.runtime_class, maximum=253)
+    fields.check(len(spec.node_selector) <= 16, "spec.node_selector", "must have at most 16 labels")
 
 
 def _check_resources(resources: sandbox_pb2.Resources, fields: Fields) -> None:
@@ -79,6 +86,8 @@ def admitted(spec: sandbox_pb2.SandboxSpec) -> sandbox_pb2.SandboxSpec:
         full.ttl.seconds = _TTL_SECONDS
     if not full.HasField("start_timeout"):
         full.start_timeout.seconds = _START_SECONDS
+    if not full.HasField("pull_timeout"):
+        full.pull_timeout.seconds = _PULL_SECONDS
     if not full.network.mode:
         full.network.mode = sandbox_pb2.NETWORK_MODE_NONE
     full.resources.shm_bytes = full.resources.shm_bytes or _SHM_BYTES

@@ -140,6 +140,8 @@ def _check_create(request: Any) -> None:
         "spec.resources.disk_bytes",
         "the process runtime cannot limit disk; leave it out, or use a cluster",
     )
+    for name in ("image_pull_secret", "node_selector", "runtime_class"):
+        fields.check(not getattr(spec, name), f"spec.{name}", "is for clusters; leave it out")
     fields.between("spec.resources.cpu", resources.cpu, 0.1, 256)
     fields.between("spec.resources.memory_bytes", resources.memory_bytes, 16 << 20, 4 << 40)
     fields.between("spec.resources.shm_bytes", resources.shm_bytes, 64 << 10, 1 << 40)

@@ -130,6 +130,12 @@ def test_sandbox_options() -> None:
     assert spec.resources.memory_bytes == 1 << 30
     assert (spec.network.mode, spec.network.allow_list) == (sandbox_pb2.NETWORK_MODE_ALLOW_LIST, "pypi")
     assert spec.heartbeat_timeout.seconds == 60
+    cluster = sandbox_spec(
+        "img",
+        {"pull_timeout": 90, "image_pull_secret": "s", "node_selector": {"zone": "a"}, "runtime_class": "gvisor"},
+    )
+    assert (cluster.pull_timeout.seconds, cluster.image_pull_secret, cluster.runtime_class) == (90, "s", "gvisor")
+    assert dict(cluster.node_selector) == {"zone": "a"}
     assert sandbox_spec(None, {}).network.mode == sandbox_pb2.NETWORK_MODE_UNSPECIFIED
     with pytest.raises(orchard.InvalidArgument, match="network"):
         sandbox_spec(None, {"network": "everything"})

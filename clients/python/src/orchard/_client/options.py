@@ -109,7 +109,15 @@ class CreateOptions(TypedDict, total=False):
     start_argv: Sequence[str]
     """A command to start as soon as it is ready, as exec "start"."""
     start_timeout: Seconds
-    """How long it may take from leaving the queue to ready. Default 60 s."""
+    """How long it may take from leaving the queue to ready, image pull apart. Default 60 s."""
+    pull_timeout: Seconds
+    """How long pulling its image may take. Default 15 min. Clusters only."""
+    image_pull_secret: str
+    """The Secret to pull its image with, one that the operator offers. Clusters only."""
+    node_selector: Mapping[str, str]
+    """Labels that its machine must have, by keys that the operator offers. Clusters only."""
+    runtime_class: str
+    """How its containers are run, one of what the operator offers. Clusters only."""
 
 
 def with_options(options: type) -> Callable[[F], F]:
@@ -210,6 +218,9 @@ def sandbox_spec(image: str | None, options: CreateOptions) -> sandbox_pb2.Sandb
         user=options.get("user", ""),
         priority=options.get("priority", 0),
         start_argv=options.get("start_argv", ()),
+        image_pull_secret=options.get("image_pull_secret", ""),
+        node_selector=_strings("node_selector", options.get("node_selector")),
+        runtime_class=options.get("runtime_class", ""),
     )
     spec.resources.CopyFrom(
         sandbox_pb2.Resources(
@@ -222,7 +233,7 @@ def sandbox_spec(image: str | None, options: CreateOptions) -> sandbox_pb2.Sandb
         )
     )
     spec.network.CopyFrom(_network(str(options.get("network", ""))))
-    for name in ("ttl", "idle_timeout", "heartbeat_timeout", "start_timeout"):
+    for name in ("ttl", "idle_timeout", "heartbeat_timeout", "start_timeout", "pull_timeout"):
         if name in options:
             getattr(spec, name).CopyFrom(duration(name, options[name]))
     if options.get("keep_alive") and "heartbeat_timeout" not in options:

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n orchard/sandbox/v1/sandbox.proto\x12\x12orchard.sandbox.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb2\x03\n\x07Sandbox\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12-\n\x04spec\x18\x04 \x01(\x0b\x32\x1f.orchard.sandbox.v1.SandboxSpec\x12/\n\x05state\x18\x05 \x01(\x0e\x32 .orchard.sandbox.v1.SandboxState\x12\x31\n\x06reason\x18\x06 \x01(\x0e\x32!.orchard.sandbox.v1.SandboxReason\x12\x0f\n\x07message\x18\x07 \x01(\t\x12/\n\x0b\x63reate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nready_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nrequest_id\x18\x0c \x01(\t\"\xdb\x04\n\x0bSandboxSpec\x12\r\n\x05image\x18\x01 \x01(\t\x12\x35\n\x03\x65nv\x18\x02 \x03(\x0b\x32(.orchard.sandbox.v1.SandboxSpec.EnvEntry\x12;\n\x06labels\x18\x03 \x03(\x0b\x32+.orchard.sandbox.v1.SandboxSpec.LabelsEntry\x12\x30\n\tresources\x18\x04 \x01(\x0b\x32\x1d.orchard.sandbox.v1.Resources\x12,\n\x07network\x18\x05 \x01(\x0b\x32\x1b.orchard.sandbox.v1.Network\x12&\n\x03ttl\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0cidle_timeout\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11heartbeat_timeout\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11working_directory\x18\t \x01(\t\x12\x0c\n\x04user\x18\n \x01(\t\x12\x10\n\x08priority\x18\x0b \x01(\x05\x12\x12\n\nstart_argv\x18\x0c \x03(\t\x12\x30\n\rstart_timeout\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"p\n\tResources\x12\x0b\n\x03\x63pu\x18\x01 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x03\x12\x12\n\ndisk_bytes\x18\x03 \x01(\x03\x12\x11\n\tshm_bytes\x18\x04 \x01(\x03\x12\x0c\n\x04pids\x18\x05 \x01(\x03\x12\x0b\n\x03gpu\x18\x06 \x01(\x05\"L\n\x07Network\x12-\n\x04mode\x18\x01 \x01(\x0e\x32\x1f.orchard.sandbox.v1.NetworkMode\x12\x12\n\nallow_list\x18\x02 \x01(\t*\xcd\x01\n\x0cSandboxState\x12\x1d\n\x19SANDBOX_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14SANDBOX_STATE_QUEUED\x10\x01\x12\x1a\n\x16SANDBOX_STATE_STARTING\x10\x02\x12\x17\n\x13SANDBOX_STATE_READY\x10\x03\x12\x1a\n\x16SANDBOX_STATE_DELETING\x10\x04\x12\x19\n\x15SANDBOX_STATE_DELETED\x10\x05\x12\x18\n\x14SANDBOX_STATE_FAILED\x10\x06*\x9d\x03\n\rSandboxReason\x12\x1e\n\x1aSANDBOX_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18SANDBOX_REASON_REQUESTED\x10\x01\x12\x1a\n\x16SANDBOX_REASON_EXPIRED\x10\x02\x12\x1d\n\x19SANDBOX_REASON_IMAGE_PULL\x10\x03\x12 \n\x1cSANDBOX_REASON_UNSCHEDULABLE\x10\x04\x12\x18\n\x14SANDBOX_REASON_QUOTA\x10\x05\x12\x1e\n\x1aSANDBOX_REASON_AGENT_START\x10\x06\x12\x1a\n\x16SANDBOX_REASON_EVICTED\x10\x07\x12\x16\n\x12SANDBOX_REASON_OOM\x10\x08\x12\x1c\n\x18SANDBOX_REASON_NODE_LOST\x10\t\x12\x1f\n\x1bSANDBOX_REASON_HOST_RESTART\x10\n\x12\x1d\n\x19SANDBOX_REASON_QUEUE_LOST\x10\x0b\x12%\n!SANDBOX_REASON_DELETED_EXTERNALLY\x10\x0c*\xa8\x01\n\x0bNetworkMode\x12\x1c\n\x18NETWORK_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11NETWORK_MODE_NONE\x10\x01\x12\x19\n\x15NETWORK_MODE_DNS_ONLY\x10\x02\x12\x1b\n\x17NETWORK_MODE_ALLOW_LIST\x10\x03\x12\x15\n\x11NETWORK_MODE_OPEN\x10\x04\x12\x15\n\x11NETWORK_MODE_HOST\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n orchard/sandbox/v1/sandbox.proto\x12\x12orchard.sandbox.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb2\x03\n\x07Sandbox\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12-\n\x04spec\x18\x04 \x01(\x0b\x32\x1f.orchard.sandbox.v1.SandboxSpec\x12/\n\x05state\x18\x05 \x01(\x0e\x32 .orchard.sandbox.v1.SandboxState\x12\x31\n\x06reason\x18\x06 \x01(\x0e\x32!.orchard.sandbox.v1.SandboxReason\x12\x0f\n\x07message\x18\x07 \x01(\t\x12/\n\x0b\x63reate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nready_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nrequest_id\x18\x0c \x01(\t\"\xbd\x06\n\x0bSandboxSpec\x12\r\n\x05image\x18\x01 \x01(\t\x12\x35\n\x03\x65nv\x18\x02 \x03(\x0b\x32(.orchard.sandbox.v1.SandboxSpec.EnvEntry\x12;\n\x06labels\x18\x03 \x03(\x0b\x32+.orchard.sandbox.v1.SandboxSpec.LabelsEntry\x12\x30\n\tresources\x18\x04 \x01(\x0b\x32\x1d.orchard.sandbox.v1.Resources\x12,\n\x07network\x18\x05 \x01(\x0b\x32\x1b.orchard.sandbox.v1.Network\x12&\n\x03ttl\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0cidle_timeout\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11heartbeat_timeout\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11working_directory\x18\t \x01(\t\x12\x0c\n\x04user\x18\n \x01(\t\x12\x10\n\x08priority\x18\x0b \x01(\x05\x12\x12\n\nstart_argv\x18\x0c \x03(\t\x12\x30\n\rstart_timeout\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0cpull_timeout\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11image_pull_secret\x18\x0f \x01(\t\x12H\n\rnode_selector\x18\x10 \x03(\x0b\x32\x31.orchard.sandbox.v1.SandboxSpec.NodeSelectorEntry\x12\x15\n\rruntime_class\x18\x11 \x01(\t\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x33\n\x11NodeSelectorEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"p\n\tResources\x12\x0b\n\x03\x63pu\x18\x01 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x03\x12\x12\n\ndisk_bytes\x18\x03 \x01(\x03\x12\x11\n\tshm_bytes\x18\x04 \x01(\x03\x12\x0c\n\x04pids\x18\x05 \x01(\x03\x12\x0b\n\x03gpu\x18\x06 \x01(\x05\"L\n\x07Network\x12-\n\x04mode\x18\x01 \x01(\x0e\x32\x1f.orchard.sandbox.v1.NetworkMode\x12\x12\n\nallow_list\x18\x02 \x01(\t*\xcd\x01\n\x0cSandboxState\x12\x1d\n\x19SANDBOX_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14SANDBOX_STATE_QUEUED\x10\x01\x12\x1a\n\x16SANDBOX_STATE_STARTING\x10\x02\x12\x17\n\x13SANDBOX_STATE_READY\x10\x03\x12\x1a\n\x16SANDBOX_STATE_DELETING\x10\x04\x12\x19\n\x15SANDBOX_STATE_DELETED\x10\x05\x12\x18\n\x14SANDBOX_STATE_FAILED\x10\x06*\x9d\x03\n\rSandboxReason\x12\x1e\n\x1aSANDBOX_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18SANDBOX_REASON_REQUESTED\x10\x01\x12\x1a\n\x16SANDBOX_REASON_EXPIRED\x10\x02\x12\x1d\n\x19SANDBOX_REASON_IMAGE_PULL\x10\x03\x12 \n\x1cSANDBOX_REASON_UNSCHEDULABLE\x10\x04\x12\x18\n\x14SANDBOX_REASON_QUOTA\x10\x05\x12\x1e\n\x1aSANDBOX_REASON_AGENT_START\x10\x06\x12\x1a\n\x16SANDBOX_REASON_EVICTED\x10\x07\x12\x16\n\x12SANDBOX_REASON_OOM\x10\x08\x12\x1c\n\x18SANDBOX_REASON_NODE_LOST\x10\t\x12\x1f\n\x1bSANDBOX_REASON_HOST_RESTART\x10\n\x12\x1d\n\x19SANDBOX_REASON_QUEUE_LOST\x10\x0b\x12%\n!SANDBOX_REASON_DELETED_EXTERNALLY\x10\x0c*\xa8\x01\n\x0bNetworkMode\x12\x1c\n\x18NETWORK_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11NETWORK_MODE_NONE\x10\x01\x12\x19\n\x15NETWORK_MODE_DNS_ONLY\x10\x02\x12\x1b\n\x17NETWORK_MODE_ALLOW_LIST\x10\x03\x12\x15\n\x11NETWORK_MODE_OPEN\x10\x04\x12\x15\n\x11NETWORK_MODE_HOST\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,22 +37,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SANDBOXSPEC_ENVENTRY']._serialized_options = b'8\001'
   _globals['_SANDBOXSPEC_LABELSENTRY']._loaded_options = None
   _globals['_SANDBOXSPEC_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_SANDBOXSTATE']._serialized_start=1357
-  _globals['_SANDBOXSTATE']._serialized_end=1562
-  _globals['_SANDBOXREASON']._serialized_start=1565
-  _globals['_SANDBOXREASON']._serialized_end=1978
-  _globals['_NETWORKMODE']._serialized_start=1981
-  _globals['_NETWORKMODE']._serialized_end=2149
+  _globals['_SANDBOXSPEC_NODESELECTORENTRY']._loaded_options = None
+  _globals['_SANDBOXSPEC_NODESELECTORENTRY']._serialized_options = b'8\001'
+  _globals['_SANDBOXSTATE']._serialized_start=1583
+  _globals['_SANDBOXSTATE']._serialized_end=1788
+  _globals['_SANDBOXREASON']._serialized_start=1791
+  _globals['_SANDBOXREASON']._serialized_end=2204
+  _globals['_NETWORKMODE']._serialized_start=2207
+  _globals['_NETWORKMODE']._serialized_end=2375
   _globals['_SANDBOX']._serialized_start=122
   _globals['_SANDBOX']._serialized_end=556
   _globals['_SANDBOXSPEC']._serialized_start=559
-  _globals['_SANDBOXSPEC']._serialized_end=1162
-  _globals['_SANDBOXSPEC_ENVENTRY']._serialized_start=1073
-  _globals['_SANDBOXSPEC_ENVENTRY']._serialized_end=1115
-  _globals['_SANDBOXSPEC_LABELSENTRY']._serialized_start=1117
-  _globals['_SANDBOXSPEC_LABELSENTRY']._serialized_end=1162
-  _globals['_RESOURCES']._serialized_start=1164
-  _globals['_RESOURCES']._serialized_end=1276
-  _globals['_NETWORK']._serialized_start=1278
-  _globals['_NETWORK']._serialized_end=1354
+  _globals['_SANDBOXSPEC']._serialized_end=1388
+  _globals['_SANDBOXSPEC_ENVENTRY']._serialized_start=1246
+  _globals['_SANDBOXSPEC_ENVENTRY']._serialized_end=1288
+  _globals['_SANDBOXSPEC_LABELSENTRY']._serialized_start=1290
+  _globals['_SANDBOXSPEC_LABELSENTRY']._serialized_end=1335
+  _globals['_SANDBOXSPEC_NODESELECTORENTRY']._serialized_start=1337
+  _globals['_SANDBOXSPEC_NODESELECTORENTRY']._serialized_end=1388
+  _globals['_RESOURCES']._serialized_start=1390
+  _globals['_RESOURCES']._serialized_end=1502
+  _globals['_NETWORK']._serialized_start=1504
+  _globals['_NETWORK']._serialized_end=1580
 # @@protoc_insertion_point(module_scope)

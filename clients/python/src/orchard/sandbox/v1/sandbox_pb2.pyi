@@ -78,7 +78,7 @@ class _SandboxReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Sandbox
     SANDBOX_REASON_UNSCHEDULABLE: _SandboxReason.ValueType  # 4
     """FAILED: no machine can take it."""
     SANDBOX_REASON_QUOTA: _SandboxReason.ValueType  # 5
-    """FAILED: the cluster's own quota refused it."""
+    """FAILED: the cluster's own quota refused it, or the tenant's was lowered below it while it was queued."""
     SANDBOX_REASON_AGENT_START: _SandboxReason.ValueType  # 6
     """FAILED: it was made but its agent did not answer within the start timeout."""
     SANDBOX_REASON_EVICTED: _SandboxReason.ValueType  # 7
@@ -108,7 +108,7 @@ SANDBOX_REASON_IMAGE_PULL: SandboxReason.ValueType  # 3
 SANDBOX_REASON_UNSCHEDULABLE: SandboxReason.ValueType  # 4
 """FAILED: no machine can take it."""
 SANDBOX_REASON_QUOTA: SandboxReason.ValueType  # 5
-"""FAILED: the cluster's own quota refused it."""
+"""FAILED: the cluster's own quota refused it, or the tenant's was lowered below it while it was queued."""
 SANDBOX_REASON_AGENT_START: SandboxReason.ValueType  # 6
 """FAILED: it was made but its agent did not answer within the start timeout."""
 SANDBOX_REASON_EVICTED: SandboxReason.ValueType  # 7
@@ -287,6 +287,26 @@ class SandboxSpec(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class NodeSelectorEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     IMAGE_FIELD_NUMBER: _builtins.int
     ENV_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
@@ -300,6 +320,10 @@ class SandboxSpec(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     START_ARGV_FIELD_NUMBER: _builtins.int
     START_TIMEOUT_FIELD_NUMBER: _builtins.int
+    PULL_TIMEOUT_FIELD_NUMBER: _builtins.int
+    IMAGE_PULL_SECRET_FIELD_NUMBER: _builtins.int
+    NODE_SELECTOR_FIELD_NUMBER: _builtins.int
+    RUNTIME_CLASS_FIELD_NUMBER: _builtins.int
     image: _builtins.str
     """The image: a name given to `orchard image import`, or a registry reference on a cluster. Empty means the runtime's
     default root file system, which only the process runtime has (the host's). At most 512 bytes.
@@ -310,6 +334,12 @@ class SandboxSpec(_message.Message):
     """User of commands that name none: a name or number of the image, optionally with ":group". Default: the image's, else root."""
     priority: _builtins.int
     """Higher is taken from the queue first. From -1000 to 1000, default 0."""
+    image_pull_secret: _builtins.str
+    """The Secret with which its image is pulled, one of those that the operator offers. Empty: the operator's own. Clusters only."""
+    runtime_class: _builtins.str
+    """How its containers are run, such as gVisor: one of the runtime classes that the operator offers. Empty: the operator's own.
+    Clusters only.
+    """
     @_builtins.property
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Environment of every command in the sandbox. Keys match [A-Za-z_][A-Za-z0-9_]*; at most 1,000 entries, 1 MiB in all."""
@@ -352,6 +382,16 @@ class SandboxSpec(_message.Message):
         be made and AGENT_START if its agent did not answer. Default 60 s; from 1 s to 1 h.
         """
 
+    @_builtins.property
+    def pull_timeout(self) -> _duration_pb2.Duration:
+        """How long pulling its image may take, past which it is FAILED with IMAGE_PULL; start_timeout does not count meanwhile. Default
+        15 min; from 1 s to 6 h. One machine pulls nothing.
+        """
+
+    @_builtins.property
+    def node_selector(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels that its machine must have, by keys that the operator offers. At most 16. Clusters only."""
+
     def __init__(
         self,
         *,
@@ -368,10 +408,14 @@ class SandboxSpec(_message.Message):
         priority: _builtins.int = ...,
         start_argv: _abc.Iterable[_builtins.str] | None = ...,
         start_timeout: _duration_pb2.Duration | None = ...,
+        pull_timeout: _duration_pb2.Duration | None = ...,
+        image_pull_secret: _builtins.str = ...,
+        node_selector: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        runtime_class: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_timeout", b"heartbeat_timeout", "idle_timeout", b"idle_timeout", "network", b"network", "resources", b"resources", "start_timeout", b"start_timeout", "ttl", b"ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_timeout", b"heartbeat_timeout", "idle_timeout", b"idle_timeout", "network", b"network", "pull_timeout", b"pull_timeout", "resources", b"resources", "start_timeout", b"start_timeout", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["env", b"env", "heartbeat_timeout", b"heartbeat_timeout", "idle_timeout", b"idle_timeout", "image", b"image", "labels", b"labels", "network", b"network", "priority", b"priority", "resources", b"resources", "start_argv", b"start_argv", "start_timeout", b"start_timeout", "ttl", b"ttl", "user", b"user", "working_directory", b"working_directory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env", b"env", "heartbeat_timeout", b"heartbeat_timeout", "idle_timeout", b"idle_timeout", "image", b"image", "image_pull_secret", b"image_pull_secret", "labels", b"labels", "network", b"network", "node_selector", b"node_selector", "priority", b"priority", "pull_timeout", b"pull_timeout", "resources", b"resources", "runtime_class", b"runtime_class", "start_argv", b"start_argv", "start_timeout", b"start_timeout", "ttl", b"ttl", "user", b"user", "working_directory", b"working_directory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -394,11 +438,11 @@ class Resources(_message.Message):
     memory_bytes: _builtins.int
     """Memory in bytes, 16 MiB to 4 TiB. Default: not limited on one machine, 2 GiB on a cluster."""
     disk_bytes: _builtins.int
-    """Writable disk in bytes, 16 MiB to 64 TiB. Default: not limited."""
+    """Writable disk in bytes, 16 MiB to 64 TiB. Default: not limited on one machine, 10 GiB on a cluster."""
     shm_bytes: _builtins.int
     """Size of /dev/shm in bytes, 64 KiB to 1 TiB. Default 64 MiB."""
     pids: _builtins.int
-    """Processes and threads, 16 to 4,194,304. Default 4,096."""
+    """Processes and threads, 16 to 4,194,304. Default 4,096. On a cluster only the default: the nodes' podPidsLimit holds there."""
     gpu: _builtins.int
     """GPUs, 0 to 64."""
     def __init__(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from orchard._client import errors
@@ -22,15 +24,19 @@ class Heartbeats:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._timeouts: dict[str, float] = {}
+        self._new: set[str] = set()
+        self._added = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def add(self, sandbox_id: str, timeout: float) -> None:
         """Keep a sandbox whose heartbeat timeout is `timeout` seconds."""
         self._timeouts[sandbox_id] = timeout
+        self._new.add(sandbox_id)
         loop = asyncio.get_running_loop()
-        if self._task is not None and self._task.get_loop() is loop:
-            self._task.cancel()
-        self._task = loop.create_task(self._run(), name="orchard heartbeats")
+        if self._task is None or self._task.done() or self._task.get_loop() is not loop:
+            self._added = asyncio.Event()
+            self._task = loop.create_task(self._run(), name="orchard heartbeats")
+        self._added.set()
 
     def remove(self, sandbox_id: str) -> None:
         """Stop keeping a sandbox."""
@@ -49,16 +55,34 @@ class Heartbeats:
         self._timeouts, self._task = {}, None
 
     async def _run(self) -> None:
+        round_at = time.monotonic()
         while self._timeouts:
-            try:
-                for missing in await self.beat(list(self._timeouts)):
-                    _log.warning("sandbox %s is no longer alive", missing)
-                    self.remove(missing)
-            except errors.ClientClosed:
+            now = time.monotonic()
+            period = min(self._timeouts.values()) / 4
+            if now >= round_at:
+                due, round_at = set(self._timeouts), now + period
+            else:
+                # What was added since: of a burst of creates each is renewed once, not as often as there are creates.
+                due, round_at = self._new & self._timeouts.keys(), min(round_at, now + period)
+            self._new.clear()
+            self._added.clear()
+            if not await self._renew(due):
                 return
-            except errors.OrchardError as error:
-                _log.warning("heartbeat failed, will be repeated: %s", error)
-            await asyncio.sleep(min(self._timeouts.values(), default=0.0) / 4)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(round_at - time.monotonic()):
+                    await self._added.wait()
+
+    async def _renew(self, sandbox_ids: Collection[str]) -> bool:
+        """Renew some; False if the client was closed."""
+        try:
+            for missing in await self.beat(list(sandbox_ids)):
+                _log.warning("sandbox %s is no longer alive", missing)
+                self.remove(missing)
+        except errors.ClientClosed:
+            return False
+        except errors.OrchardError as error:
+            _log.warning("heartbeat failed, will be repeated: %s", error)
+        return True
 
     async def beat(self, sandbox_ids: Sequence[str]) -> list[str]:
         """Renew sandboxes once; returns the ids that are not alive."""

@@ -1,0 +1,89 @@
+"""Background heartbeats against a gRPC server that notes each call."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from orchard import AsyncSandboxClient
+from orchard.sandbox.v1 import sandbox_service_pb2, sandbox_service_pb2_grpc
+
+
+class Lessor(sandbox_service_pb2_grpc.SandboxServiceServicer):
+    def __init__(self) -> None:
+        self.beats: Counter[str] = Counter()
+        self.calls = 0
+        self.failing = False
+        self.dead: list[str] = []
+        self.called = asyncio.Condition()
+
+    async def Heartbeat(self, request, context):
+        async with self.called:
+            self.calls += 1
+            self.called.notify_all()
+            if self.failing:
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not now")
+            self.beats.update(request.sandbox_ids)
+        return sandbox_service_pb2.HeartbeatResponse(
+            missing_sandbox_ids=[name for name in request.sandbox_ids if name in self.dead]
+        )
+
+    async def until(self, holds) -> None:
+        async with asyncio.timeout(60), self.called:
+            await self.called.wait_for(holds)
+
+
+@pytest.fixture
+async def lessor() -> AsyncIterator[Lessor]:
+    servicer = Lessor()
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    sandbox_service_pb2_grpc.add_SandboxServiceServicer_to_server(servicer, server)
+    servicer.port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield servicer
+    await server.stop(None)
+
+
+@pytest.fixture
+async def client(lessor: Lessor) -> AsyncIterator[AsyncSandboxClient]:
+    async with AsyncSandboxClient(f"127.0.0.1:{lessor.port}", api_key="test") as client:
+        yield client
+
+
+async def test_a_burst_is_renewed_once_each(lessor: Lessor, client: AsyncSandboxClient) -> None:
+    names = [f"sandbox-{number}" for number in range(300)]
+    for name in names:
+        client.keep_alive(client.attach(name), heartbeat_timeout=3600)
+        await asyncio.sleep(0)
+    await lessor.until(lambda: len(lessor.beats) == len(names))
+    assert set(lessor.beats.values()) == {1}
+
+
+async def test_each_is_renewed_again_and_again(lessor: Lessor, client: AsyncSandboxClient) -> None:
+    client.keep_alive(client.attach("one"), heartbeat_timeout=0.4)
+    client.keep_alive(client.attach("two"), heartbeat_timeout=3600)
+    await lessor.until(lambda: min(lessor.beats["one"], lessor.beats["two"]) >= 3)
+
+
+async def test_a_shorter_timeout_shortens_the_round_that_runs(lessor: Lessor, client: AsyncSandboxClient) -> None:
+    client.keep_alive(client.attach("slow"), heartbeat_timeout=3600)
+    await lessor.until(lambda: lessor.beats["slow"] == 1)
+    client.keep_alive(client.attach("fast"), heartbeat_timeout=0.4)
+    await lessor.until(lambda: lessor.beats["slow"] >= 2)
+
+
+async def test_a_failed_renewal_is_repeated(lessor: Lessor, client: AsyncSandboxClient) -> None:
+    lessor.failing = True
+    client.keep_alive(client.attach("one"), heartbeat_timeout=0.4)
+    await lessor.until(lambda: lessor.calls >= 2)
+    lessor.failing = False
+    await lessor.until(lambda: lessor.beats["one"] >= 1)
+
+
+async def test_one_that_is_dead_is_renewed_no_more(lessor: Lessor, client: AsyncSandboxClient) -> None:
+    lessor.dead.append("dead")
+    client.keep_alive(client.attach("dead"), heartbeat_timeout=0.4)
+    client.keep_alive(client.attach("alive"), heartbeat_timeout=0.4)
+    await lessor.until(lambda: lessor.beats["alive"] >= 5)
+    assert lessor.beats["dead"] <= 2

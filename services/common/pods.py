@@ -6,7 +6,10 @@ caller chose is in annotations, whose values need no form.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
+import zlib
 from typing import Final
 
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
@@ -24,12 +27,20 @@ REQUEST_ID: Final = "orchard.dev/request-id"
 SPEC_HASH: Final = "orchard.dev/spec-hash"
 SPEC: Final = "orchard.dev/spec"
 """The serialised orchard.sandbox.v1.SandboxSpec, zlib-compressed, in base64."""
+CREATE_MS: Final = "orchard.dev/create-ms"
+"""When its create was accepted, in milliseconds since 1970 by the lease store's clock. A Pod's own creation time is of
+another clock and has whole seconds.
+"""
 EXPIRE_MS: Final = "orchard.dev/expire-ms"
 """Its deadline in milliseconds since 1970."""
 EXPECTS_SECRET_ENV: Final = "orchard.dev/expects-secret-env"  # noqa: S105 (a name)
 """1 or 0."""
 PUBLIC_KEYS: Final = "orchard.dev/gateway-public-keys"
 """The gateways' public keys in PEM, two at most: what an agent checks tokens with."""
+
+ANNOTATIONS_BYTES: Final = 256 << 10
+"""What the API server accepts of an object's annotations, keys and values together."""
+_SPEC_BYTES: Final = 8 << 20  # above what a request may have
 
 CONTAINER: Final = "sandbox"
 AGENT_PORT: Final = 7070
@@ -55,3 +66,24 @@ def pod_name(tenant: str, sandbox_id: str) -> str:
     """The one name that a sandbox's Pod has, so that a repeated create finds the first one's Pod."""
     digest = hashlib.sha256(f"{tenant}/{sandbox_id}".encode()).hexdigest()
     return f"sandbox-{digest[:40]}"
+
+
+def encode_spec(serialized: bytes) -> str:
+    """A serialised spec as the value of its annotation."""
+    return base64.b64encode(zlib.compress(serialized)).decode()
+
+
+def decode_spec(annotation: str) -> bytes:
+    """The serialised spec in an annotation.
+
+    Raises:
+        ValueError: it holds none, or one that is too large.
+    """
+    decompressor = zlib.decompressobj()
+    try:
+        serialized = decompressor.decompress(base64.b64decode(annotation, validate=True), _SPEC_BYTES)
+    except (binascii.Error, zlib.error) as error:
+        raise ValueError(f"the annotation {SPEC} holds no spec: {error}") from None
+    if not decompressor.eof:
+        raise ValueError(f"the annotation {SPEC} holds no whole spec of at most {_SPEC_BYTES} bytes")
+    return serialized

@@ -42,8 +42,6 @@ ANNOTATIONS_BYTES: Final = 256 << 10
 """What the API server accepts of an object's annotations, keys and values together."""
 _SPEC_BYTES: Final = 8 << 20  # above what a request may have
 
-_SPEC_LIMIT: Final = 16 << 20  # far above what a create may carry
-
 CONTAINER: Final = "sandbox"
 AGENT_PORT: Final = 7070
 
@@ -89,24 +87,3 @@ def decode_spec(annotation: str) -> bytes:
     if not decompressor.eof:
         raise ValueError(f"the annotation {SPEC} holds no whole spec of at most {_SPEC_BYTES} bytes")
     return serialized
-
-
-def pack_spec(spec: bytes) -> str:
-    """The annotation SPEC of a serialised spec. The same for the same spec."""
-    return base64.b64encode(zlib.compress(spec)).decode()
-
-
-def unpack_spec(annotation: str) -> bytes:
-    """The serialised spec of the annotation SPEC.
-
-    Raises:
-        ValueError: it is not what `pack_spec` makes.
-    """
-    inflate = zlib.decompressobj()
-    try:
-        spec = inflate.decompress(base64.b64decode(annotation, validate=True), _SPEC_LIMIT)
-    except (binascii.Error, zlib.error) as error:
-        raise ValueError(f"not a packed spec: {error}") from None
-    if not inflate.eof:
-        raise ValueError(f"a packed spec that is cut off, or holds more than {_SPEC_LIMIT} bytes")
-    return spec

@@ -10,7 +10,12 @@ import base64
 import binascii
 import hashlib
 import zlib
-from typing import Final
+from typing import Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+from orchard.sandbox.v1 import sandbox_pb2
+
+from services.common.validation import seconds_of
 
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "orchard"
@@ -87,3 +92,24 @@ def decode_spec(annotation: str) -> bytes:
     if not decompressor.eof:
         raise ValueError(f"the annotation {SPEC} holds no whole spec of at most {_SPEC_BYTES} bytes")
     return serialized
+
+
+class Patience(NamedTuple):
+    """How long a spec's sandbox may take to start, in seconds."""
+
+    start: float
+    """From its Pod's creation to READY, without the pull."""
+    pull: float
+
+
+def patience_of(serialized: bytes) -> Patience:
+    """The patience of a serialised spec.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        spec = sandbox_pb2.SandboxSpec.FromString(serialized)
+    except DecodeError as error:
+        raise ValueError(f"the annotation {SPEC} holds no spec: {error}") from None
+    return Patience(seconds_of(spec.start_timeout) or 60.0, seconds_of(spec.pull_timeout) or 900.0)

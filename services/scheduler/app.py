@@ -47,7 +47,9 @@ async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetr
         queue_limit=settings.queue_limit_per_tenant,
         wake_dispatcher=dispatcher.wake,
         delete_soon=dispatcher.delete_soon,
+        is_starting=dispatcher.is_starting,
     )
+    dispatcher.attach(scheduler.rebuild)
     reconciler.attach(cache, scheduler)
     verifier = Verifier(parse_public_keys(settings.public_keys_file.read_bytes()), INTERNAL_AUDIENCE)
     server = Server(

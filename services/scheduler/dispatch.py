@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from services.common.backoff import Backoff
 from services.common.errors import NotFoundError, OrchardError, UnavailableError
 from services.common.logs import get_logger
+from services.common.observed import Observed
 from services.common.states import Reason, State
 from services.scheduler.records import Record
 from services.scheduler.service import Runtime
-from services.scheduler.store import LeaseStore
+from services.scheduler.store import LeaseStore, Name
 
 _log = get_logger(__name__)
 
@@ -31,7 +34,20 @@ class Dispatcher:
         self._work = asyncio.Event()
         self._deletes: asyncio.Queue[tuple[str, str]] = asyncio.Queue(_DELETES_KEPT)
         self._deleting: set[str] = set()
-        self.starting = 0
+        self._starting: Counter[Name] = Counter()
+
+    def attach(self, rebuild: Callable[[Observed], Awaitable[object]]) -> None:
+        """What makes the record of a sandbox anew that was lost with the store while the runtime made it."""
+        self._rebuild = rebuild
+
+    @property
+    def starting(self) -> int:
+        """How many creates the runtime is making."""
+        return self._starting.total()
+
+    def is_starting(self, name: Name) -> bool:
+        """Whether the runtime is making this sandbox, whatever the store says of it."""
+        return name in self._starting
 
     def wake(self) -> None:
         """There is a create in the queue."""
@@ -66,7 +82,8 @@ class Dispatcher:
                     starts.create_task(self._start_within(slots, record), name=f"start {record.sandbox_id}")
 
     async def _start_within(self, slots: asyncio.Semaphore, record: Record) -> None:
-        self.starting += 1
+        name = (record.tenant, record.sandbox_id)
+        self._starting[name] += 1
         try:
             await self._start(record)
         except UnavailableError as error:
@@ -74,7 +91,7 @@ class Dispatcher:
             # The slot stays taken for a moment, so that a runtime that is away is not asked in a tight loop.
             await asyncio.sleep(_RETRY_MS / 1000)
         finally:
-            self.starting -= 1
+            self._starting -= Counter([name])
             slots.release()
 
     async def _idle(self) -> None:
@@ -99,6 +116,8 @@ class Dispatcher:
         if outcome == "unwanted":
             # It was deleted, or its record replaced, while it was being made.
             self.delete_soon(record.sandbox_id, uid)
+        elif outcome == "missing":
+            await self._rebuild(_made(record, uid))
         elif outcome == "started" and expire_ms != record.expire_ms:
             # Its life was made longer or shorter while it was being made, when the runtime could not be told.
             await self._update(record.sandbox_id, uid, expire_ms)
@@ -123,3 +142,19 @@ class Dispatcher:
                 _log.error("a delete failed", sandbox_id=sandbox_id, why=error.message)
             finally:
                 self._deleting.discard(uid)
+
+
+def _made(record: Record, uid: str) -> Observed:
+    """What the watcher is about to say of a sandbox that was just made."""
+    return Observed(
+        record.tenant,
+        record.sandbox_id,
+        uid,
+        0,
+        State.STARTING,
+        create_ms=record.create_ms,
+        expire_ms=record.expire_ms,
+        request_id=record.request_id,
+        spec_hash=record.spec_hash,
+        spec=record.spec,
+    )

@@ -74,6 +74,7 @@ class Scheduler:
         queue_limit: int,
         wake_dispatcher: Callable[[], None],
         delete_soon: Callable[[str, str], None],
+        is_starting: Callable[[Name], bool],
     ) -> None:
         self._store = store
         self._runtime = runtime
@@ -82,6 +83,7 @@ class Scheduler:
         self._queue_limit = queue_limit
         self._wake_dispatcher = wake_dispatcher
         self._delete_soon = delete_soon
+        self._is_starting = is_starting
         self._changes: dict[Name, Hub[Name, Name]] = {}
 
     async def create(
@@ -99,8 +101,9 @@ class Scheduler:
         )
         await self._runtime.check(tenant, wanted.sandbox_id, spec)
         # A store that was emptied has forgotten this sandbox; the runtime has not.
-        if not await self._recall((tenant, wanted.sandbox_id)):
-            await self._check_memory()
+        name = (tenant, wanted.sandbox_id)
+        if not await self._recall(name):
+            await self._check_memory(starting=self._is_starting(name) and await self._store.get(name) is None)
         terms = self._terms_of(spec)
         outcome, found_id, created_ms = await self._store.create(wanted, terms, queue_limit=self._queue_limit)
         if outcome == "request_conflict":
@@ -143,11 +146,12 @@ class Scheduler:
             UnavailableError: nobody can say at the moment.
         """
         name = (tenant, sandbox_id)
+        starting = self._is_starting(name)
         record = await self._store.get(name)
         if record is None and await self._recall(name):
             record = await self._store.get(name)
         if record is None:
-            await self._check_memory()
+            await self._check_memory(starting=starting)
             raise not_found(sandbox_id)
         return record
 
@@ -218,21 +222,16 @@ class Scheduler:
 
     async def _reread(self, name: Name, last: Record) -> Record:
         """The record after a change. One that was lost with the store while it was queued ends as QUEUE_LOST."""
+        starting = self._is_starting(name)
         record = await self._store.get(name)
-        if record is None and last.state is not State.QUEUED:
+        if record is None and last.state is not State.QUEUED and not starting:
             await self._cache.wait(*name, lambda _seen: True, _REAPPEAR_SECONDS)
         if record is None and await self._recall(name):
             record = await self._store.get(name)
         if record is not None:
             return record
-        await self._check_memory()
-        return replace(
-            last,
-            state=State.FAILED,
-            reason=Reason.QUEUE_LOST,
-            message="the create was lost with the lease store; repeat it under the same request id",
-            end_ms=now_ms(),
-        )
+        await self._check_memory(starting=starting)
+        return _lost(last)
 
     async def update(self, tenant: str, sandbox_id: str, ttl_ms: int) -> Record:
         """Move the end of its time to live."""
@@ -264,11 +263,12 @@ class Scheduler:
     async def delete(self, tenant: str, sandbox_id: str, uid: str) -> Record:
         """Begin to remove a sandbox."""
         name = (tenant, sandbox_id)
+        starting = self._is_starting(name)
         outcome, record = await self._store.delete(name, uid, Reason.REQUESTED)
         if record is None and await self._recall(name):
             outcome, record = await self._store.delete(name, uid, Reason.REQUESTED)
         if record is None:
-            await self._check_memory()
+            await self._check_memory(starting=starting)
             raise not_found(sandbox_id)
         if outcome == "other_uid":
             raise FailedPreconditionError(
@@ -284,10 +284,11 @@ class Scheduler:
         Raises:
             UnavailableError: nobody can say at the moment whether some are.
         """
+        starting = {sandbox_id for sandbox_id in sandbox_ids if self._is_starting((tenant, sandbox_id))}
         missing = await self._store.renew("last_heartbeat_ms", [(tenant, sandbox_id, "") for sandbox_id in sandbox_ids])
         recalled = [(*name, "") for name in missing if await self._recall(name)]
         if len(recalled) < len(missing):
-            await self._check_memory()
+            await self._check_memory(starting=any(name[1] in starting for name in missing))
         # One that the runtime still has need not be alive: it may be about to be deleted.
         dead = set(missing) - {(name_tenant, name_id) for name_tenant, name_id, _uid in recalled}
         dead.update(await self._store.renew("last_heartbeat_ms", recalled) if recalled else [])
@@ -307,9 +308,11 @@ class Scheduler:
             await self._store.observe(seen)
         return True
 
-    async def _check_memory(self) -> None:
-        """Raise UNAVAILABLE if what has no record may exist: the store was emptied and the runtime cannot be asked."""
-        if not self._cache.live and await self._store.lost_everything():
+    async def _check_memory(self, *, starting: bool) -> None:
+        """Raise UNAVAILABLE if what has no record may exist: the runtime was making it when the store was emptied, or
+        the runtime cannot be asked.
+        """
+        if starting or (not self._cache.live and await self._store.lost_everything()):
             raise UnavailableError(
                 "the lease store was emptied and the runtime's sandboxes are not known yet; retry",
                 reason="LEASE_STORE_REBUILDING",
@@ -333,6 +336,18 @@ class Scheduler:
         """Any record may have changed, or the server stops."""
         for hub in list(self._changes.values()):
             hub.wake()
+
+
+def _lost(last: Record) -> Record:
+    """The end of one that neither the store nor the runtime has any more."""
+    if last.state is State.DELETING:
+        return replace(last, state=State.DELETED, message="", end_ms=now_ms())
+    if last.uid:
+        reason, message = Reason.DELETED_EXTERNALLY, "it was removed without the platform being asked"
+    else:
+        reason = Reason.QUEUE_LOST
+        message = "the create was lost with the lease store; repeat it under the same request id"
+    return replace(last, state=State.FAILED, reason=reason, message=message, end_ms=now_ms())
 
 
 def _shown(record: Record) -> tuple[State, Reason, str]:

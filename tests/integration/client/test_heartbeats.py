@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 from orchard import AsyncSandboxClient
-from orchard.sandbox.v1 import sandbox_service_pb2, sandbox_service_pb2_grpc
+from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2, sandbox_service_pb2_grpc
 
 
 class Lessor(sandbox_service_pb2_grpc.SandboxServiceServicer):
@@ -28,6 +28,22 @@ class Lessor(sandbox_service_pb2_grpc.SandboxServiceServicer):
         return sandbox_service_pb2.HeartbeatResponse(
             missing_sandbox_ids=[name for name in request.sandbox_ids if name in self.dead]
         )
+
+    async def CreateSandbox(self, request, context):
+        return sandbox_service_pb2.CreateSandboxResponse(sandbox=sandbox_pb2.Sandbox(sandbox_id=request.sandbox_id))
+
+    async def DeleteSandbox(self, request, context):
+        return sandbox_service_pb2.DeleteSandboxResponse()
+
+    async def WaitSandbox(self, request, context):
+        """While it is dead, it is lost in the queue as soon as a heartbeat was told; it comes alive at once."""
+        sandbox = sandbox_pb2.Sandbox(sandbox_id=request.sandbox_id, state=sandbox_pb2.SANDBOX_STATE_READY)
+        if request.sandbox_id in self.dead:
+            await self.until(lambda: self.beats[request.sandbox_id] >= 1)
+            self.dead.remove(request.sandbox_id)
+            sandbox.state = sandbox_pb2.SANDBOX_STATE_FAILED
+            sandbox.reason = sandbox_pb2.SANDBOX_REASON_QUEUE_LOST
+        yield sandbox_service_pb2.WaitSandboxResponse(sandbox=sandbox)
 
     async def until(self, holds) -> None:
         async with asyncio.timeout(60), self.called:
@@ -87,3 +103,10 @@ async def test_one_that_is_dead_is_renewed_no_more(lessor: Lessor, client: Async
     client.keep_alive(client.attach("alive"), heartbeat_timeout=0.4)
     await lessor.until(lambda: lessor.beats["alive"] >= 5)
     assert lessor.beats["dead"] <= 2
+
+
+async def test_one_that_was_lost_in_the_queue_is_renewed_again(lessor: Lessor, client: AsyncSandboxClient) -> None:
+    lessor.dead.append("one")
+    await client.create(sandbox_id="one", keep_alive=True, heartbeat_timeout=5)
+    before = lessor.beats["one"]
+    await lessor.until(lambda: lessor.beats["one"] >= before + 2)

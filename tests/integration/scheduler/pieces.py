@@ -98,6 +98,8 @@ def assemble(store: LeaseStore, terms: Terms = DAY) -> Pieces:
         queue_limit=10_000,
         wake_dispatcher=dispatcher.wake,
         delete_soon=dispatcher.delete_soon,
+        is_starting=dispatcher.is_starting,
     )
+    dispatcher.attach(scheduler.rebuild)
     reconciler.attach(cache, scheduler)
     return Pieces(store, runtime, cache, dispatcher, reconciler, scheduler)

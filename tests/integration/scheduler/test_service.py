@@ -21,7 +21,9 @@ from tests.integration.scheduler.records import DAY, seen, started, take, wanted
 
 
 @pytest.fixture
-async def pieces(store: LeaseStore) -> Pieces:
+async def pieces(store: LeaseStore, monkeypatch: pytest.MonkeyPatch) -> Pieces:
+    # What a test takes away does not come back.
+    monkeypatch.setattr(service, "_REAPPEAR_SECONDS", 0.05)
     return assemble(store)
 
 
@@ -81,6 +83,62 @@ class TestWhatNobodyKnows:
         pieces.scheduler.notify_all()
         with pytest.raises(UnavailableError):
             await asyncio.wait_for(anext(told), 10)
+
+    @pytest.mark.parametrize("call", ["get", "delete", "heartbeat", "create", "update"])
+    async def test_what_the_runtime_makes_meanwhile_is_not_gone(
+        self, pieces: Pieces, valkey: redis.Redis, call: str
+    ) -> None:
+        answer, asked = asyncio.Event(), asyncio.Event()
+
+        async def slow(_record: Record) -> None:
+            asked.set()
+            await answer.wait()
+
+        pieces.runtime.creating = slow
+        async with pieces.dispatching():
+            created = await pieces.create("a")
+            await asyncio.wait_for(asked.wait(), 10)
+            await self._call(pieces, "get")
+            assert await self._call(pieces, "heartbeat") == []
+            await valkey.flushall()
+            with pytest.raises(UnavailableError) as caught:
+                await self._call(pieces, call)
+            assert caught.value.reason == "LEASE_STORE_REBUILDING"
+            answer.set()
+            # Its record is back before the watcher has named it.
+            async with asyncio.timeout(10):
+                while pieces.dispatcher.starting:
+                    await asyncio.sleep(0)
+            found = await pieces.scheduler.get("t", "a")
+        assert (found.state, found.uid, found.expire_ms) == (State.STARTING, "u-a", created.expire_ms)
+
+    @pytest.mark.parametrize(
+        ("state", "end"),
+        [
+            (State.QUEUED, (State.FAILED, Reason.QUEUE_LOST)),
+            (State.STARTING, (State.FAILED, Reason.QUEUE_LOST)),
+            (State.READY, (State.FAILED, Reason.DELETED_EXTERNALLY)),
+            (State.DELETING, (State.DELETED, Reason.REQUESTED)),
+        ],
+    )
+    async def test_a_wait_tells_what_was_lost(
+        self, pieces: Pieces, valkey: redis.Redis, state: State, end: tuple[State, Reason]
+    ) -> None:
+        """Neither the store nor the runtime has it any more."""
+        await pieces.create("a")
+        if state is not State.QUEUED:
+            await take(pieces.store)
+        if state in (State.READY, State.DELETING):
+            await pieces.store.observe(seen(wanted("a"), State.READY, 5))
+        if state is State.DELETING:
+            await pieces.store.delete(("t", "a"), "", Reason.REQUESTED)
+        told = pieces.scheduler.wait("t", "a", until_terminal=True, stopping=asyncio.Event())
+        assert (await anext(told)).state is state
+        await valkey.flushall()
+        pieces.scheduler.notify_all()
+        last = await asyncio.wait_for(anext(told), 30)
+        assert (last.state, last.reason) == end
+        assert last.end_ms
 
 
 class TestHeartbeat:

@@ -43,7 +43,6 @@ _REFUSED: Final = (
     errors.QuotaExceeded,
     errors.Unimplemented,
 )
-_REPEATS: Final = 20
 
 
 def new_sandbox_id() -> str:
@@ -157,12 +156,12 @@ class AsyncSandboxClient:
             # The call itself is never cut: whatever becomes of it is known, and undone if nobody wants it any more.
             accepted = self._session.background.start(f"create {sandbox_id}", self._submit(request, context))
             try:
-                sandbox = AsyncSandbox(self._session, await asyncio.shield(accepted))
+                info = await asyncio.shield(accepted)
+                sandbox = AsyncSandbox(self._session, info, repeat=lambda: self._repeat(request, context, keep_alive))
                 if keep_alive:
-                    timeout = duration_seconds(request.spec.heartbeat_timeout)
-                    self._session.heartbeats.add(sandbox.sandbox_id, timeout)
+                    self._keep(request)
                 if wait:
-                    await self._ready(sandbox, request, context, seconds)
+                    await sandbox.wait_ready(seconds)
             except BaseException as error:
                 if not isinstance(error, _REFUSED):
                     await self._session.background.shielded(f"undo {sandbox_id}", self._undo(accepted, request))
@@ -188,26 +187,26 @@ class AsyncSandboxClient:
             self._session.transport.secret_creates[info.sandbox_id] = request
         return info
 
-    async def _ready(
-        self,
-        sandbox: AsyncSandbox,
-        request: sandbox_service_pb2.CreateSandboxRequest,
-        context: CallContext,
-        seconds: float | None,
+    def _keep(self, request: sandbox_service_pb2.CreateSandboxRequest) -> None:
+        self._session.heartbeats.add(request.sandbox_id, duration_seconds(request.spec.heartbeat_timeout))
+
+    async def _repeat(
+        self, request: sandbox_service_pb2.CreateSandboxRequest, context: CallContext, keep_alive: bool
     ) -> None:
-        deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
-        for _ in range(_REPEATS):
-            left = None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
-            try:
-                await sandbox.wait_ready(left)
-            except errors.SandboxStartFailed as error:
-                # The queue was lost before anything was made: asked again, the platform takes the same request anew.
-                if error.reason != "QUEUE_LOST":
-                    raise
-                await self._submit(request, context)
-            else:
-                return
-        raise errors.SandboxStartFailed("the create was lost in the queue, again and again", reason="QUEUE_LOST")
+        """Ask for a sandbox anew that was lost before it was made; it is deleted at the end if it would have been."""
+        wanted = request.sandbox_id in self._session.tracked
+        try:
+            await self._submit(request, context)
+        except _REFUSED:
+            # Whoever has the id now, it is not ours to delete.
+            wanted = False
+            raise
+        finally:
+            if not wanted:
+                self._session.untrack(request.sandbox_id)
+        if keep_alive:
+            # While it was lost it was not alive, and heartbeats for it may have ended.
+            self._keep(request)
 
     async def _undo(
         self, accepted: asyncio.Task[SandboxInfo], request: sandbox_service_pb2.CreateSandboxRequest

@@ -76,8 +76,10 @@ class Heartbeats:
         """Renew some; False if the client was closed."""
         try:
             for missing in await self.beat(list(sandbox_ids)):
-                _log.warning("sandbox %s is no longer alive", missing)
-                self.remove(missing)
+                # One that was added meanwhile may have been made anew under its id.
+                if missing not in self._new:
+                    _log.warning("sandbox %s is no longer alive", missing)
+                    self.remove(missing)
         except errors.ClientClosed:
             return False
         except errors.OrchardError as error:

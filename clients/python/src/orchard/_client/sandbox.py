@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Final, Self, Unpack
 
@@ -23,6 +24,7 @@ from orchard.exec.v1 import exec_pb2, exec_service_pb2
 from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
 
 _log: Final = logging.getLogger("orchard")
+_REPEATS: Final = 20
 
 
 class AsyncSandbox(AsyncTransfers, AsyncPatches):
@@ -32,10 +34,14 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches):
     sandbox has ended, and SandboxUnavailable when it cannot be reached, retries included.
     """
 
-    def __init__(self, session: Session, info: SandboxInfo) -> None:
+    def __init__(
+        self, session: Session, info: SandboxInfo, *, repeat: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """`repeat` asks for it anew, under the same request id: while it is queued it can be lost with the queue."""
         super().__init__(session.transport, info.sandbox_id)
         self._session = session
         self._info = info
+        self._repeat = repeat
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.sandbox_id} {self._info.state}>"
@@ -157,7 +163,7 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches):
         response = await self._transport.unary(
             lambda c: c.sandbox.GetSandbox, sandbox_service_pb2.GetSandboxRequest(sandbox_id=self.sandbox_id)
         )
-        self._info = sandbox_info(response.sandbox)
+        self._seen(response.sandbox)
         return self._info
 
     async def wait_ready(self, timeout: Seconds | None = None) -> SandboxInfo:
@@ -167,14 +173,24 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches):
             SandboxStartFailed: it ended instead; `reason` says why.
             DeadlineExceeded: it is not ready after `timeout` seconds.
         """
-        info = await self._wait(until_terminal=False, timeout=timeout)
-        if info.state is not SandboxState.READY:
-            raise errors.SandboxStartFailed(
-                f"sandbox {info.sandbox_id} did not become ready: {info.message or info.reason or info.state}",
-                reason=info.reason,
-                metadata={"sandbox_id": info.sandbox_id, "state": str(info.state)},
-            )
-        return info
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + seconds_of("timeout", timeout)
+        for _ in range(_REPEATS):
+            try:
+                info = await self._wait(
+                    until_terminal=False, timeout=None if deadline is None else max(0.0, deadline - loop.time())
+                )
+            except errors.SandboxNotFound:
+                # Forgotten, with what was to become of it.
+                if self._repeat is None:
+                    raise
+            else:
+                if info.state is SandboxState.READY:
+                    return info
+                if info.reason != "QUEUE_LOST" or self._repeat is None:
+                    raise _not_ready(info)
+            await self._repeat()
+        raise errors.SandboxStartFailed("the create was lost in the queue, again and again", reason="QUEUE_LOST")
 
     async def wait_ended(self, timeout: Seconds | None = None) -> SandboxInfo:
         """Wait until it has ended, for whatever reason.
@@ -218,6 +234,9 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches):
 
     def _seen(self, message: sandbox_pb2.Sandbox) -> None:
         self._info = sandbox_info(message)
+        if self._info.state is SandboxState.READY:
+            # From now on another one under its id would not be this one.
+            self._repeat = None
         if self.sandbox_id in self._session.tracked:
             self._session.tracked[self.sandbox_id] = self._info.uid
 
@@ -234,6 +253,7 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches):
 
     async def delete(self) -> None:
         """End it and everything in it. One that has ended already is no error."""
+        self._repeat = None
         await self._session.background.shielded(
             f"delete {self.sandbox_id}", self._session.delete(self.sandbox_id, self._info.uid)
         )
@@ -257,3 +277,11 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches):
             if error is None:
                 raise
             _log.warning("sandbox %s could not be deleted: %s", self.sandbox_id, failure)
+
+
+def _not_ready(info: SandboxInfo) -> errors.SandboxStartFailed:
+    return errors.SandboxStartFailed(
+        f"sandbox {info.sandbox_id} did not become ready: {info.message or info.reason or info.state}",
+        reason=info.reason,
+        metadata={"sandbox_id": info.sandbox_id, "state": str(info.state)},
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from services.common.backoff import Backoff
 from services.common.errors import UnavailableError
@@ -19,8 +19,11 @@ from services.common.times import now_ms
 _log = get_logger(__name__)
 
 DEPENDENCY: Final = "runtime"
-_SILENCE_SECONDS: Final = 15.0  # three bookmark intervals of the runtime's stream
+SILENCE_SECONDS: Final = 15.0
+"""Three bookmark intervals of the node daemon's stream."""
 _FIRST_PROBE_SECONDS: Final = 0.002
+_EAGER_SECONDS: Final = 5.0
+_SLOW_PROBE_SECONDS: Final = 0.5  # of what is not known to run for longer than that, as while an image is pulled
 _PROBES_AT_ONCE: Final = 32  # after a restart every agent is asked anew
 # A runtime revision is multiplied so that the watcher's own findings about it have room below the next one. Each
 # finding has a fixed number: two replicas that find the same thing give it the same revision.
@@ -31,8 +34,13 @@ _STEP_VANISHED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
+class Restarted:
+    """The runtime sends everything that exists anew; what it does not name before the next Synced is gone."""
+
+
+@dataclass(frozen=True, slots=True)
 class Synced:
-    """The runtime has sent everything that existed when its stream began."""
+    """The runtime has sent everything that existed when its stream began, or was Restarted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +49,45 @@ class Bookmark:
 
 
 @dataclass(frozen=True, slots=True)
+class Interrupted:
+    """Nothing comes for now, and why; the stream will go on where it was. No sign of life."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """When to give up on a sandbox that is still as it was seen, and with which reason and message."""
+
+    at_ms: int
+    """Milliseconds since 1970."""
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
-    """A sandbox as the runtime has it. The revision is the runtime's own; STARTING with an endpoint means running."""
+    """A sandbox as the runtime has it. The revision is the runtime's own.
+
+    STARTING with an endpoint means: ask there. A DELETED one may have nothing but uid and revision.
+    """
 
     observed: Observed
     start_timeout_seconds: float
+    """How long its agent may take to answer from when it runs."""
+    running: bool = True
+    """With an endpoint: whether its processes are known to run. Before that the start timeout does not count."""
+    give_up: GiveUp | None = None
+
+
+Event = Seen | Synced | Bookmark | Restarted | Interrupted
 
 
 class Runtime(Protocol):
     """What the watcher needs of a runtime."""
 
-    def watch(self) -> AsyncIterator[Seen | Synced | Bookmark]:
-        """One stream: all sandboxes, Synced, then changes, with a Bookmark at least every 5 s.
+    def watch(self) -> AsyncIterator[Event]:
+        """One stream: all sandboxes, Synced, then changes, with a Bookmark now and then (see Watcher).
 
         Raises:
             UnavailableError: the stream cannot be had or broke.
@@ -66,19 +101,44 @@ class Prober(Protocol):
         """Whether the agent at `endpoint` answers as sandbox `uid`. Ends within a second."""
 
 
-class Watcher:
-    """The cache of one replica."""
+@dataclass(slots=True)
+class _Probe:
+    """The asking of one agent."""
 
-    def __init__(self, runtime: Runtime, prober: Prober, health: Health, *, probe_interval_seconds: float) -> None:
+    task: asyncio.Task[None]
+    timeout_seconds: float
+    running_since: float | None
+    """By the loop's clock."""
+
+
+class Watcher:
+    """The cache of one replica.
+
+    Not SERVING once the runtime's stream shows no sign of life for `silence_seconds`, three of its bookmark intervals.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        prober: Prober,
+        health: Health,
+        *,
+        probe_interval_seconds: float,
+        silence_seconds: float = SILENCE_SECONDS,
+    ) -> None:
         self._runtime = runtime
         self._prober = prober
         self._health = health
         self._interval = probe_interval_seconds
+        self._silence = silence_seconds
         self._sandboxes: dict[str, Observed] = {}
-        self._probes: dict[str, asyncio.Task[None]] = {}
+        self._probes: dict[str, _Probe] = {}
         self._probe_slots = asyncio.Semaphore(_PROBES_AT_ONCE)
+        self._give_ups: dict[str, asyncio.TimerHandle] = {}
         self._hub: Hub[str, Observed] = Hub()
         self._synced = False
+        self._heard: float | None = None
+        self._why = ""
 
     def subscribe(self) -> tuple[list[Observed], Subscription[str, Observed]]:
         """Everything known now, and a subscription to what changes from here on.
@@ -106,6 +166,12 @@ class Watcher:
             counts[sandbox.state.name] += 1
         return counts
 
+    def lag(self) -> dict[str, int]:
+        """Milliseconds since the runtime's stream last showed a sign of life; nothing before the first."""
+        if self._heard is None:
+            return {}
+        return {"runtime": int((asyncio.get_running_loop().time() - self._heard) * 1000)}
+
     async def run(self) -> None:
         """Follow the runtime for ever."""
         backoff = Backoff(0.05, 2.0)
@@ -116,105 +182,164 @@ class Watcher:
                 except UnavailableError as error:
                     await self._health.unwell(DEPENDENCY, error.message)
                 except TimeoutError:
-                    await self._health.unwell(DEPENDENCY, f"silent for {_SILENCE_SECONDS:g} s")
+                    why = f": {self._why}" if self._why else ""
+                    await self._health.unwell(DEPENDENCY, f"silent for {self._silence:g} s{why}")
                 await asyncio.sleep(backoff.next())
         finally:
-            for task in self._probes.values():
+            for timer in self._give_ups.values():
+                timer.cancel()
+            tasks = [probe.task for probe in self._probes.values()]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._probes.values(), return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self, backoff: Backoff) -> None:
         present: set[str] | None = set()
+        loop = asyncio.get_running_loop()
         events = self._runtime.watch()
         try:
-            while True:
-                async with asyncio.timeout(_SILENCE_SECONDS):
-                    event = await anext(events, None)
-                if event is None:
-                    raise UnavailableError("the runtime's stream ended")
-                if isinstance(event, Seen):
-                    if present is not None:
-                        present.add(event.observed.uid)
-                    self._see(event)
-                elif isinstance(event, Synced):
-                    self._drop_absent(present or set())
-                    present = None
-                    self._synced = True
-                    backoff.reset()
-                    await self._health.well(DEPENDENCY)
+            async with asyncio.timeout(self._silence) as limit:
+                set_at = loop.time()
+                async for event in events:
+                    now = loop.time()
+                    if not isinstance(event, Interrupted):
+                        self._heard, self._why = now, ""
+                        if now - set_at > self._silence / 16:
+                            limit.reschedule(now + self._silence)
+                            set_at = now
+                    if isinstance(event, Seen):
+                        if present is not None:
+                            present.add(event.observed.uid)
+                        self._see(event)
+                    elif isinstance(event, Restarted):
+                        present = set()
+                    elif isinstance(event, Interrupted):
+                        await self._interrupted(event)
+                    elif isinstance(event, Synced):
+                        self._drop_absent(present or set())
+                        present = None
+                        self._synced = True
+                        backoff.reset()
+                        await self._health.well(DEPENDENCY)
+            raise UnavailableError("the runtime's stream ended")
         finally:
             # From here on the cache is frozen. Subscribers hear that their stream ends and keep what they have.
             self._synced = False
             self._hub.wake()
             await events.aclose()  # type: ignore[attr-defined]  # runtimes are async generators
 
+    async def _interrupted(self, event: Interrupted) -> None:
+        self._why = event.why
+        if not self._synced:
+            await self._health.unwell(DEPENDENCY, event.why)
+
     def _see(self, seen: Seen) -> None:
-        new = replace(seen.observed, revision=seen.observed.revision * _STEPS)
-        known = self._sandboxes.get(new.uid)
-        if known is not None and new.revision <= known.revision:
+        new = seen.observed
+        uid, revision = new.uid, new.revision * _STEPS
+        known = self._sandboxes.get(uid)
+        if known is None:
+            if not new.sandbox_id:
+                return  # the end of what was never known
+            new = replace(new, revision=revision)
+        elif revision <= known.revision:
             return
-        if known is not None:
-            # The runtime does not know it; whoever adds up use needs it also with the end.
-            new = replace(new, ready_ms=known.ready_ms)
-        if new.state is State.STARTING and new.endpoint:
-            if known is not None and known.state is State.READY and known.endpoint == new.endpoint:
-                self._put(replace(new, state=State.READY, revision=new.revision + _STEP_READY))
-                return
-            if new.uid not in self._probes:
-                task = asyncio.get_running_loop().create_task(
-                    self._probe(new.uid, seen.start_timeout_seconds), name=f"probe {new.uid}"
-                )
-                self._probes[new.uid] = task
-                task.add_done_callback(lambda done: self._probed(new.uid, done))
-            if known is not None and known.state is State.STARTING:
+        else:
+            new = _carried_on(known, new, revision)
+        self._forget_timer(uid)
+        if new.state is State.STARTING:
+            if seen.give_up is not None:
+                self._give_up_later(uid, seen.give_up)
+            if new.endpoint:
+                self._ask(seen)
+            if (
+                known is not None
+                and new.endpoint
+                and (known.state, known.reason, known.message) == (new.state, new.reason, new.message)
+            ):
                 # That its processes run is for the probe alone to know.
-                self._sandboxes[new.uid] = new
+                self._sandboxes[uid] = new
                 return
         self._put(new)
 
+    def _give_up_later(self, uid: str, give_up: GiveUp) -> None:
+        self._give_ups[uid] = asyncio.get_running_loop().call_later(
+            max(0.0, (give_up.at_ms - now_ms()) / 1000), self._give_up, uid, give_up
+        )
+
+    def _give_up(self, uid: str, give_up: GiveUp) -> None:
+        self._give_ups.pop(uid, None)
+        self._fail(uid, give_up.reason, give_up.message)
+
+    def _fail(self, uid: str, reason: Reason, message: str) -> None:
+        self._conclude(
+            uid, _STEP_START_FAILED, lambda now: replace(now, state=State.FAILED, reason=reason, message=message)
+        )
+
+    def _ask(self, seen: Seen) -> None:
+        """See to it that the agent is asked."""
+        uid = seen.observed.uid
+        loop = asyncio.get_running_loop()
+        probe = self._probes.get(uid)
+        if probe is None or probe.task.done():
+            task = loop.create_task(self._probe(uid), name=f"probe {uid}")
+            probe = self._probes[uid] = _Probe(task, seen.start_timeout_seconds, None)
+            task.add_done_callback(lambda done: self._probed(uid, done))
+        if seen.running and probe.running_since is None:
+            # The time counts from here: a watcher that was restarted meets sandboxes of any age in STARTING.
+            probe.running_since = loop.time()
+
     def _probed(self, uid: str, task: asyncio.Task[None]) -> None:
-        self._probes.pop(uid, None)
+        if (probe := self._probes.get(uid)) is not None and probe.task is task:
+            del self._probes[uid]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("probe died", uid=uid, exc_info=error)
 
-    async def _probe(self, uid: str, timeout_seconds: float) -> None:
-        """Ask until the agent answers, the sandbox leaves STARTING, or the start timeout is over.
-
-        The time counts from here: a watcher that was restarted meets sandboxes of any age in STARTING.
-        """
+    async def _probe(self, uid: str) -> None:
+        """Ask until the agent answers, there is none to ask any more, or the start timeout is over."""
         loop = asyncio.get_running_loop()
+        probe = self._probes[uid]
         began = loop.time()
         delay = _FIRST_PROBE_SECONDS
-        while (sandbox := self._sandboxes.get(uid)) is not None and sandbox.state is State.STARTING:
+        while (
+            (sandbox := self._sandboxes.get(uid)) is not None and sandbox.state is State.STARTING and sandbox.endpoint
+        ):
             async with self._probe_slots:
                 answers = await self._prober.answers(sandbox.endpoint, uid)
             if answers:
-                self._conclude(uid, _STEP_READY, lambda now: replace(now, state=State.READY, ready_ms=now_ms()))
-                return
-            if loop.time() - began > timeout_seconds:
-                message = f"its agent did not answer within the start timeout of {timeout_seconds:g} s"
                 self._conclude(
                     uid,
-                    _STEP_START_FAILED,
-                    lambda now, text=message: replace(  # type: ignore[misc]
-                        now, state=State.FAILED, reason=Reason.AGENT_START, message=text
+                    _STEP_READY,
+                    lambda now: replace(
+                        now, state=State.READY, ready_ms=now_ms(), reason=Reason.UNSPECIFIED, message=""
                     ),
                 )
                 return
+            if probe.running_since is not None and loop.time() - probe.running_since > probe.timeout_seconds:
+                waited = f"{probe.timeout_seconds:g} s"
+                self._fail(uid, Reason.AGENT_START, f"its agent did not answer within the start timeout of {waited}")
+                return
             await asyncio.sleep(delay)
-            delay = min(delay * 1.5, self._interval)
+            eager = probe.running_since is not None or loop.time() - began < _EAGER_SECONDS
+            delay = min(delay * 1.5, self._interval if eager else _SLOW_PROBE_SECONDS)
 
     def _conclude(self, uid: str, step: int, change: Callable[[Observed], Observed]) -> None:
         now = self._sandboxes.get(uid)
         if now is not None and now.state is State.STARTING:
+            self._forget_timer(uid)
             base = now.revision - now.revision % _STEPS
             self._put(replace(change(now), revision=base + step))
 
     def _drop_absent(self, present: set[str]) -> None:
         for uid, known in list(self._sandboxes.items()):
             if uid not in present:
+                self._forget_timer(uid)
                 base = known.revision - known.revision % _STEPS
-                self._put(replace(known, state=State.DELETED, revision=base + _STEP_VANISHED, endpoint=""))
+                gone = replace(known, state=State.DELETED, reason=Reason.UNSPECIFIED, message="")
+                self._put(_carried_on(known, gone, base + _STEP_VANISHED))
+
+    def _forget_timer(self, uid: str) -> None:
+        if (timer := self._give_ups.pop(uid, None)) is not None:
+            timer.cancel()
 
     def _put(self, new: Observed) -> None:
         if new.state is State.DELETED:
@@ -222,3 +347,24 @@ class Watcher:
         else:
             self._sandboxes[new.uid] = new
         self._hub.publish(new.uid, new)
+
+
+def _carried_on(known: Observed, new: Observed, revision: int) -> Observed:
+    """What the runtime says now, with what it does not know or does not say again."""
+    if not new.sandbox_id:
+        new = replace(known, state=new.state, reason=new.reason, message=new.message)
+    # Whoever adds up use needs the time of READY also with the end.
+    changes: dict[str, Any] = {"revision": revision, "ready_ms": known.ready_ms}
+    if new.state is State.STARTING and known.state is State.FAILED:
+        # It was given up on: an end is an end, also where the runtime goes on trying.
+        changes.update(state=State.FAILED, revision=revision + _STEP_START_FAILED)
+        changes.update(reason=known.reason, message=known.message, endpoint="")
+    elif new.state is State.STARTING and known.state is State.READY and new.endpoint in ("", known.endpoint):
+        changes.update(state=State.READY, revision=revision + _STEP_READY)
+        changes.update(reason=Reason.UNSPECIFIED, message="", endpoint=known.endpoint)
+    elif new.state in (State.DELETING, State.DELETED):
+        changes.update(endpoint="")
+        if new.reason is Reason.UNSPECIFIED and known.state in (State.FAILED, State.DELETING):
+            # A consumer may be told of the last change alone.
+            changes.update(reason=known.reason, message=known.message)
+    return replace(new, **changes)

@@ -37,7 +37,7 @@ async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetr
     dispatcher = Dispatcher(
         store, runtime, claim_seconds=settings.claim_seconds, starts_in_flight=settings.starts_in_flight
     )
-    reconciler = Reconciler(store, dispatcher, health, grace_seconds=settings.grace_seconds)
+    reconciler = Reconciler(store, runtime, dispatcher, health, grace_seconds=settings.grace_seconds)
     cache = WatchCache(settings.watcher_address, health, include_spec=True, on_change=reconciler.saw)
     scheduler = Scheduler(
         store,

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from services.common.backoff import Backoff
-from services.common.errors import NotFoundError, OrchardError, UnavailableError
+from services.common.errors import NotFoundError, OrchardError, ResourceExhaustedError, UnavailableError
 from services.common.logs import get_logger
 from services.common.observed import Observed
 from services.common.states import Reason, State
-from services.scheduler.records import Record
+from services.scheduler.records import Incarnation, Record
 from services.scheduler.service import Runtime
 from services.scheduler.store import LeaseStore, Name
 
@@ -32,7 +32,7 @@ class Dispatcher:
         self._claim_ms = int(claim_seconds * 1000)
         self._starts_in_flight = starts_in_flight
         self._work = asyncio.Event()
-        self._deletes: asyncio.Queue[tuple[str, str]] = asyncio.Queue(_DELETES_KEPT)
+        self._deletes: asyncio.Queue[tuple[Incarnation, bool]] = asyncio.Queue(_DELETES_KEPT)
         self._deleting: set[str] = set()
         self._starting: Counter[Name] = Counter()
 
@@ -53,11 +53,11 @@ class Dispatcher:
         """There is a create in the queue."""
         self._work.set()
 
-    def delete_soon(self, sandbox_id: str, uid: str) -> None:
+    def delete_soon(self, gone: Incarnation, *, force: bool = False) -> None:
         """Remove an incarnation. What does not fit or is lost, the reconciler finds again."""
-        if uid and uid not in self._deleting and not self._deletes.full():
-            self._deleting.add(uid)
-            self._deletes.put_nowait((sandbox_id, uid))
+        if gone.uid and gone.uid not in self._deleting and not self._deletes.full():
+            self._deleting.add(gone.uid)
+            self._deletes.put_nowait((gone, force))
 
     async def run_starts(self) -> None:
         """Take creates for ever and start them, a bounded number at once."""
@@ -109,39 +109,46 @@ class Dispatcher:
             await self._store.release(name, record.request_id, _RETRY_MS, error.message)
             raise
         except OrchardError as error:
-            reason = Reason.IMAGE_PULL if isinstance(error, NotFoundError) else Reason.UNSCHEDULABLE
-            await self._store.finish(name, record.request_id, State.FAILED, reason, error.message)
+            await self._store.finish(name, record.request_id, State.FAILED, _reason_of(error), error.message)
             return
+        made = Incarnation(*name, uid)
         outcome, expire_ms = await self._store.started(name, record.request_id, uid)
         if outcome == "unwanted":
             # It was deleted, or its record replaced, while it was being made.
-            self.delete_soon(record.sandbox_id, uid)
+            self.delete_soon(made)
         elif outcome == "missing":
             await self._rebuild(_made(record, uid))
         elif outcome == "started" and expire_ms != record.expire_ms:
             # Its life was made longer or shorter while it was being made, when the runtime could not be told.
-            await self._update(record.sandbox_id, uid, expire_ms)
+            await self._update(made, expire_ms)
 
-    async def _update(self, sandbox_id: str, uid: str, expire_ms: int) -> None:
+    async def _update(self, made: Incarnation, expire_ms: int) -> None:
         try:
-            await self._runtime.update(uid, expire_ms)
+            await self._runtime.update(made, expire_ms)
         except OrchardError as error:
             # It runs and its lease is right: only a lease rebuilt from the runtime would not be.
-            _log.warning("the runtime has an old deadline", sandbox_id=sandbox_id, why=error.message)
+            _log.warning("the runtime has an old deadline", sandbox_id=made.sandbox_id, why=error.message)
 
     async def run_deletes(self) -> None:
         """One of several workers: delete for ever."""
         while True:
-            sandbox_id, uid = await self._deletes.get()
+            gone, force = await self._deletes.get()
             try:
                 # The watcher sees it go, and its record is ended then: one writer, one order.
-                await self._runtime.delete(uid)
+                await self._runtime.delete(gone, force=force)
             except UnavailableError as error:
-                _log.warning("a delete was put off", sandbox_id=sandbox_id, why=error.message)
+                _log.warning("a delete was put off", sandbox_id=gone.sandbox_id, why=error.message)
             except OrchardError as error:
-                _log.error("a delete failed", sandbox_id=sandbox_id, why=error.message)
+                _log.error("a delete failed", sandbox_id=gone.sandbox_id, why=error.message)
             finally:
-                self._deleting.discard(uid)
+                self._deleting.discard(gone.uid)
+
+
+def _reason_of(error: OrchardError) -> Reason:
+    """Why a start that can never succeed failed."""
+    if isinstance(error, NotFoundError):
+        return Reason.IMAGE_PULL
+    return Reason.QUOTA if isinstance(error, ResourceExhaustedError) else Reason.UNSCHEDULABLE
 
 
 def _made(record: Record, uid: str) -> Observed:

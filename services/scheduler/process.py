@@ -19,7 +19,7 @@ from services.common.errors import (
     UnavailableError,
 )
 from services.common.times import to_timestamp
-from services.scheduler.records import Record
+from services.scheduler.records import Incarnation, Record
 
 _CREATE_SECONDS: Final = 30.0
 _DELETE_SECONDS: Final = 30.0
@@ -73,16 +73,21 @@ class NodeRuntime:
             raise _translated(error) from None
         return response.sandbox.uid
 
-    async def delete(self, uid: str) -> None:
+    async def delete(self, gone: Incarnation, *, force: bool = False) -> None:  # noqa: ARG002 (the node always ends it)
         """See service.Runtime."""
+        request = node_service_pb2.DeleteSandboxRequest(uid=gone.uid)
         try:
-            await self._stub.DeleteSandbox(node_service_pb2.DeleteSandboxRequest(uid=uid), timeout=_DELETE_SECONDS)
+            await self._stub.DeleteSandbox(request, timeout=_DELETE_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise _translated(error) from None
 
-    async def update(self, uid: str, expire_ms: int) -> None:
+    async def is_gone(self, missing: Incarnation) -> bool:  # noqa: ARG002
+        """See service.Runtime. The watcher's stream is the node's own word: there is nobody else to ask."""
+        return True
+
+    async def update(self, kept: Incarnation, expire_ms: int) -> None:
         """See service.Runtime."""
-        request = node_service_pb2.UpdateSandboxRequest(uid=uid, expire_time=to_timestamp(expire_ms))
+        request = node_service_pb2.UpdateSandboxRequest(uid=kept.uid, expire_time=to_timestamp(expire_ms))
         try:
             await self._stub.UpdateSandbox(request, timeout=_CREATE_SECONDS)
         except grpc.aio.AioRpcError as error:

@@ -17,8 +17,8 @@ from services.common.observed import Observed
 from services.common.states import Reason, State
 from services.common.watch_cache import WatchCache, clock_ms
 from services.scheduler.dispatch import Dispatcher
-from services.scheduler.records import Record
-from services.scheduler.service import Scheduler
+from services.scheduler.records import Incarnation, Record
+from services.scheduler.service import Runtime, Scheduler
 from services.scheduler.store import LeaseStore
 
 _log = get_logger(__name__)
@@ -36,12 +36,14 @@ class Reconciler:
     def __init__(
         self,
         store: LeaseStore,
+        runtime: Runtime,
         dispatcher: Dispatcher,
         health: Health,
         *,
         grace_seconds: float,
     ) -> None:
         self._store = store
+        self._runtime = runtime
         self._dispatcher = dispatcher
         self._health = health
         self._grace_ms = int(grace_seconds * 1000)
@@ -86,7 +88,7 @@ class Reconciler:
             # Its record has ended, now or earlier: what the runtime still has of it nobody else would remove.
             over = seen.state is State.FAILED or outcome == "ended"
             if over and seen.state not in (State.DELETING, State.DELETED):
-                self._dispatcher.delete_soon(seen.sandbox_id, seen.uid)
+                self._dispatcher.delete_soon(Incarnation(seen.tenant, seen.sandbox_id, seen.uid))
             return
 
     async def run_changes(self) -> None:
@@ -105,7 +107,7 @@ class Reconciler:
                 for name in await self._store.expire(_AT_ONCE):
                     record = await self._store.get(name)
                     if record is not None:
-                        self._dispatcher.delete_soon(record.sandbox_id, record.uid)
+                        self._dispatcher.delete_soon(record.incarnation)
                 await self._health.well(STORE_DEPENDENCY)
             except UnavailableError as error:
                 await self._health.unwell(STORE_DEPENDENCY, error.message)
@@ -152,11 +154,14 @@ class Reconciler:
         """End a record whose sandbox is gone.
 
         A sandbox counts as gone when the watcher, still talking after the whole grace, has not named it: one that is
-        behind or stalled, or a runtime that is busy, must not look like one that lost it.
+        behind or stalled, or a runtime that is busy, must not look like one that lost it. Then the runtime is asked.
         """
         since = self._absent_since.get(record.request_id, clock_ms())
         absent[record.request_id] = since
         if heard_ms - since < self._grace_ms:
+            return
+        if record.uid and not await self._runtime.is_gone(record.incarnation):
+            _log.warning("the watcher does not name a sandbox that is there", sandbox_id=record.sandbox_id)
             return
         if record.state is State.DELETING:
             await self._finish(record, State.DELETED, record.reason, "")

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services.common.states import Reason, State
+
+
+class Incarnation(NamedTuple):
+    """One sandbox that a runtime has or had: its name may be another's later, its uid never."""
+
+    tenant: str
+    sandbox_id: str
+    uid: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +47,11 @@ class Record:
     end_ms: int = 0
     expire_ms: int = 0
     expects_secret_env: bool = False
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """What the runtime made of it; without a uid it has made nothing yet."""
+        return Incarnation(self.tenant, self.sandbox_id, self.uid)
 
     @classmethod
     def from_hash(cls, fields: Mapping[bytes, bytes]) -> Record:

@@ -21,7 +21,7 @@ from services.common.observed import Observed
 from services.common.states import Reason, State
 from services.common.times import now_ms
 from services.common.watch_cache import WatchCache
-from services.scheduler.records import Record, Terms
+from services.scheduler.records import Incarnation, Record, Terms
 from services.scheduler.store import LeaseStore, Name
 
 _log = get_logger(__name__)
@@ -47,11 +47,21 @@ class Runtime(Protocol):
             OrchardError: it never will (unknown image, something that this runtime cannot do).
         """
 
-    async def delete(self, uid: str) -> None:
-        """Remove exactly this incarnation; returns when it is gone. Idempotent."""
+    async def delete(self, gone: Incarnation, *, force: bool = False) -> None:
+        """Remove exactly this incarnation. Idempotent. Returns when it is gone, or is sure to go.
 
-    async def update(self, uid: str, expire_ms: int) -> None:
-        """Move its deadline, from which a lost lease is rebuilt."""
+        `force`: one that has been going for too long is forgotten, whatever of it still runs where nobody can reach it.
+        """
+
+    async def update(self, kept: Incarnation, expire_ms: int) -> None:
+        """Move its deadline, from which a lost lease is rebuilt.
+
+        Raises:
+            NotFoundError: it is no more.
+        """
+
+    async def is_gone(self, missing: Incarnation) -> bool:
+        """Whether one that the watcher has not named for long is no more: asked before its record is ended."""
 
 
 class TermsOf(Protocol):
@@ -73,7 +83,7 @@ class Scheduler:
         terms_of: TermsOf,
         queue_limit: int,
         wake_dispatcher: Callable[[], None],
-        delete_soon: Callable[[str, str], None],
+        delete_soon: Callable[[Incarnation], None],
         is_starting: Callable[[Name], bool],
     ) -> None:
         self._store = store
@@ -255,7 +265,7 @@ class Scheduler:
         if not record.uid:
             return False
         try:
-            await self._runtime.update(record.uid, expire_ms)
+            await self._runtime.update(record.incarnation, expire_ms)
         except NotFoundError:
             raise _ended(record.sandbox_id) from None
         return True
@@ -275,7 +285,7 @@ class Scheduler:
                 f"sandbox {sandbox_id!r} is another incarnation now", reason="UID_MISMATCH", sandbox_id=sandbox_id
             )
         if outcome == "deleting":
-            self._delete_soon(sandbox_id, record.uid)
+            self._delete_soon(record.incarnation)
         return record
 
     async def heartbeat(self, tenant: str, sandbox_ids: Sequence[str]) -> list[str]:

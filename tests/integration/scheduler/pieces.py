@@ -10,7 +10,7 @@ from services.common.observed import Observed
 from services.common.watch_cache import WatchCache
 from services.scheduler.dispatch import Dispatcher
 from services.scheduler.reconcile import Reconciler
-from services.scheduler.records import Record, Terms
+from services.scheduler.records import Incarnation, Record, Terms
 from services.scheduler.service import Scheduler
 from services.scheduler.store import LeaseStore
 from tests.integration.scheduler.records import DAY
@@ -36,6 +36,8 @@ class ScriptedRuntime:
         self.updating: Callable[[str], Awaitable[None]] | None = None
         self.created: asyncio.Queue[str] = asyncio.Queue()
         self.deleted: asyncio.Queue[str] = asyncio.Queue()
+        self.forced: asyncio.Queue[str] = asyncio.Queue()
+        self.there: set[str] = set()
         self.deadlines: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
 
     async def check(self, tenant: str, sandbox_id: str, spec: bytes) -> None:
@@ -47,15 +49,18 @@ class ScriptedRuntime:
         self.created.put_nowait(record.sandbox_id)
         return f"u-{record.sandbox_id}"
 
-    async def delete(self, uid: str) -> None:
-        self.deleted.put_nowait(uid)
+    async def delete(self, gone: Incarnation, *, force: bool = False) -> None:
+        (self.forced if force else self.deleted).put_nowait(gone.uid)
         if self.deleting is not None:
-            await self.deleting(uid)
+            await self.deleting(gone.uid)
 
-    async def update(self, uid: str, expire_ms: int) -> None:
+    async def update(self, kept: Incarnation, expire_ms: int) -> None:
         if self.updating is not None:
-            await self.updating(uid)
-        self.deadlines.put_nowait((uid, expire_ms))
+            await self.updating(kept.uid)
+        self.deadlines.put_nowait((kept.uid, expire_ms))
+
+    async def is_gone(self, missing: Incarnation) -> bool:
+        return missing.uid not in self.there
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ def assemble(store: LeaseStore, terms: Terms = DAY) -> Pieces:
     """As the composition root does."""
     runtime = ScriptedRuntime()
     dispatcher = Dispatcher(store, runtime, claim_seconds=30, starts_in_flight=4)
-    reconciler = Reconciler(store, dispatcher, Health(), grace_seconds=20)
+    reconciler = Reconciler(store, runtime, dispatcher, Health(), grace_seconds=20)
     cache = ScriptedCache(reconciler.saw)
     scheduler = Scheduler(
         store,

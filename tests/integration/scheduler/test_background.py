@@ -9,7 +9,7 @@ import redis.asyncio as redis
 from services.common.errors import UnavailableError
 from services.common.states import Reason, State
 from services.common.watch_cache import clock_ms
-from services.scheduler.records import Record
+from services.scheduler.records import Incarnation, Record
 from services.scheduler.store import LeaseStore
 from tests.integration.scheduler.pieces import Pieces, assemble
 from tests.integration.scheduler.records import DAY, FAR_MS, seen, started, state_of, wanted
@@ -65,7 +65,7 @@ class TestStarts:
             record = await pieces.create("a")
             await asyncio.wait_for(noted.wait(), 10)
             # One worker deletes in order: were "u-a" deleted, it would come first.
-            pieces.dispatcher.delete_soon("b", "u-b")
+            pieces.dispatcher.delete_soon(Incarnation("t", "b", "u-b"))
             assert await asyncio.wait_for(pieces.runtime.deleted.get(), 10) == "u-b"
         assert pieces.runtime.deleted.empty()
         await pieces.scheduler.rebuild(
@@ -165,6 +165,26 @@ class TestRounds:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             pieces.store.queue_lengths = read  # type: ignore[method-assign]
+
+    @pytest.mark.parametrize("state", [State.STARTING, State.DELETING])
+    async def test_what_the_runtime_still_has_is_not_ended(
+        self, pieces: Pieces, monkeypatch: pytest.MonkeyPatch, state: State
+    ) -> None:
+        """A watcher that talks may still be without one: the runtime itself is asked before a record is ended."""
+        now = [clock_ms()]
+        monkeypatch.setattr("services.scheduler.reconcile.clock_ms", lambda: now[0])
+        await started(pieces.store, wanted("a"))
+        if state is State.DELETING:
+            await pieces.store.delete(("t", "a"), "", Reason.REQUESTED)
+        pieces.runtime.there.add("u1")
+        await pieces.reconciler._round(pieces.cache)
+        now[0] += GRACE_MS + 1
+        pieces.cache.heard_ms = now[0]
+        await pieces.reconciler._round(pieces.cache)
+        assert (await state_of(pieces.store, wanted("a")))[0] is state
+        pieces.runtime.there.clear()
+        await pieces.reconciler._round(pieces.cache)
+        assert (await state_of(pieces.store, wanted("a")))[0].terminal
 
     @pytest.mark.parametrize("state", [State.STARTING, State.READY, State.FAILED])
     async def test_a_sandbox_whose_record_has_ended_is_removed(self, pieces: Pieces, state: State) -> None:

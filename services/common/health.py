@@ -49,9 +49,9 @@ class Health:
         self._names: tuple[str, ...] = ("",)
         self._stopped = False
 
-    def register(self, server: grpc.aio.Server, service_names: Sequence[str]) -> None:
-        """Serve grpc.health.v1 for the whole server and for each service name."""
-        self._names = ("", *service_names)
+    def register(self, server: grpc.aio.Server, service_names: Sequence[str] = ()) -> None:
+        """Serve grpc.health.v1 for the whole server and for each service name. A further server tells the same."""
+        self._names = tuple(dict.fromkeys((*self._names, *service_names)))
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     async def publish(self) -> None:

@@ -18,6 +18,7 @@ from services.common.server import ListenError
 from services.common.settings import ServiceSettings
 from services.common.tasks import TaskGroup
 from services.common.telemetry import Telemetry
+from services.common.tls import TlsError
 
 S = TypeVar("S", bound=ServiceSettings)
 
@@ -35,13 +36,14 @@ def run_service(name: str, settings_type: type[S], app: App[S]) -> int:
         settings = settings_type()  # type: ignore[call-arg]  # pydantic reads the environment
     except ValidationError as error:
         for problem in error.errors():
-            variable = "ORCHARD_" + "_".join(str(part) for part in problem["loc"]).upper()
-            print(f"orchard {name}: {variable}: {problem['msg']}", file=sys.stderr)  # noqa: T201
+            # What two settings get wrong together has no place of its own.
+            variable = "".join("ORCHARD_" + str(part).upper() + ": " for part in problem["loc"])
+            print(f"orchard {name}: {variable}{problem['msg']}", file=sys.stderr)  # noqa: T201
         return 2
     logs.configure(name, level=settings.log_level, json_format=settings.log_format == "json")
     try:
         return uvloop.run(_run(name, settings, app))
-    except ListenError as error:
+    except (ListenError, TlsError) as error:
         _log.error(str(error))
         return 2
 

@@ -13,6 +13,7 @@ import grpc.aio
 from services.common.health import Health
 from services.common.interceptor import CallInterceptor
 from services.common.logs import get_logger
+from services.common.tls import TlsFiles, server_credentials
 
 _log = get_logger(__name__)
 
@@ -65,29 +66,38 @@ class Server:
         self.health = health
         self.stopping = asyncio.Event()
         self.grpc_server = grpc.aio.server(interceptors=[interceptor], options=[*SERVER_OPTIONS, *options])
+        self._health_server: grpc.aio.Server | None = None
         health.register(self.grpc_server, service_names)
         if reflection:
             _add_debug_services(self.grpc_server, service_names)
 
-    async def start(self, address: str) -> int:
+    async def start(self, address: str, *, tls: TlsFiles | None = None, health_address: str = "") -> int:
         """Listen and serve. `address` is "host:port" (port 0: any) or "unix:/path"; returns the port.
+
+        Args:
+            address: where. A Unix socket is always in the clear.
+            tls: certificate and key to serve with, and the CA of which clients must have theirs.
+            health_address: another address, in the clear, for grpc.health.v1 alone: probes that cannot speak TLS.
 
         Raises:
             ListenError: the port is in use, or the socket's folder is not there.
+            TlsError: a file of `tls` cannot be used.
         """
-        if address.startswith("unix:") and not address.startswith("unix:/proc/"):
-            path = Path(address.removeprefix("unix:"))
-            # A socket left behind by a killed process; the folder is ours alone, so nobody else serves it.
-            path.unlink(missing_ok=True)  # noqa: ASYNC240 (once, before serving)
-        try:
-            port = self.grpc_server.add_insecure_port(address)
-        except RuntimeError:
-            raise ListenError(f"cannot listen on {address}: it is in use or not an address of this machine") from None
+        encrypted = tls is not None and not address.startswith("unix:")
+        credentials = server_credentials(tls) if tls is not None and encrypted else None
+        port = _listen(self.grpc_server, address, credentials)
+        if health_address:
+            self._health_server = grpc.aio.server(options=SERVER_OPTIONS)
+            self.health.register(self._health_server)
+            _listen(self._health_server, health_address, None)
         # gRPC's own health begins with SERVING, which would be a lie for a moment.
         await self.health.publish()
         await self.grpc_server.start()
-        _log.info("serving", address=address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}")
-        return int(port)
+        if self._health_server is not None:
+            await self._health_server.start()
+        where = address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+        _log.info("serving", address=where, tls=encrypted)
+        return port
 
     async def stop(self, *, notice_seconds: float = 0.0, wake: Callable[[], None] = lambda: None) -> None:
         """Stop in order: NOT_SERVING, let balancers notice, end streams, drain calls, wait for their clean-up.
@@ -100,8 +110,22 @@ class Server:
         self.health.end_watches()
         wake()
         await self.grpc_server.stop(STREAM_GRACE_SECONDS)
+        if self._health_server is not None:
+            await self._health_server.stop(None)
         if not await self._interceptor.in_flight.drained(STREAM_GRACE_SECONDS):
             _log.warning("calls were still running when the server stopped")
+
+
+def _listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
+    if address.startswith("unix:") and not address.startswith("unix:/proc/"):
+        # A socket left behind by a killed process; the folder is ours alone, so nobody else serves it.
+        Path(address.removeprefix("unix:")).unlink(missing_ok=True)
+    try:
+        if credentials is None:
+            return int(server.add_insecure_port(address))
+        return int(server.add_secure_port(address, credentials))
+    except RuntimeError:
+        raise ListenError(f"cannot listen on {address}: it is in use or not an address of this machine") from None
 
 
 def _add_debug_services(server: grpc.aio.Server, names: Sequence[str]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from services.common.tls import ClientTls, TlsFiles
 
 
 class ServiceSettings(BaseSettings):
@@ -27,6 +29,73 @@ class ServiceSettings(BaseSettings):
         le=60,
         description="Time from NOT_SERVING to the end of streams, for balancers to notice.",
     )
+    health_listen: str = Field(
+        default="", description="Address in the clear for grpc.health.v1 alone, for probes that cannot speak TLS."
+    )
+    tls_cert_file: Path | None = Field(default=None, description="Certificate to serve with. Needs tls_key_file.")
+    tls_key_file: Path | None = Field(default=None, description="Its private key.")
+    tls_client_ca_file: Path | None = Field(
+        default=None, description="Authorities of which callers must show a certificate."
+    )
+    tls_ca_file: Path | None = Field(
+        default=None, description="Authorities of the services that this one calls; calls over TCP then use TLS."
+    )
+    tls_client_cert_file: Path | None = Field(
+        default=None, description="Certificate to show when calling services. Default: the one to serve with."
+    )
+    tls_client_key_file: Path | None = Field(default=None, description="Its private key.")
+
+    @model_validator(mode="after")
+    def _files_go_together(self) -> Self:
+        for prefix in ("TLS", "TLS_CLIENT"):
+            cert, key = (getattr(self, f"{prefix}_{part}_FILE".lower()) for part in ("CERT", "KEY"))
+            if (cert is None) != (key is None):
+                raise ValueError(f"ORCHARD_{prefix}_CERT_FILE and ORCHARD_{prefix}_KEY_FILE go together: set both")
+        if self.tls_client_ca_file is not None and self.tls_cert_file is None:
+            raise ValueError("ORCHARD_TLS_CLIENT_CA_FILE needs ORCHARD_TLS_CERT_FILE and ORCHARD_TLS_KEY_FILE")
+        return self
+
+    def server_tls(self) -> TlsFiles | None:
+        """What to serve TLS with; None in the clear."""
+        if self.tls_cert_file is None:
+            return None
+        return TlsFiles(self.tls_cert_file, self.tls_key_file, self.tls_client_ca_file)
+
+    def client_tls(self) -> ClientTls | None:
+        """Credentials of calls to other services; None in the clear.
+
+        Raises:
+            TlsError: a file cannot be used.
+        """
+        if self.tls_ca_file is None:
+            return None
+        own = self.tls_client_cert_file is not None
+        cert = self.tls_client_cert_file if own else self.tls_cert_file
+        key = self.tls_client_key_file if own else self.tls_key_file
+        return ClientTls(TlsFiles(cert, key, self.tls_ca_file))
+
+
+class AgentCallerSettings(ServiceSettings):
+    """Settings of services that call the agents in sandboxes."""
+
+    agent_tls_ca_file: Path | None = Field(
+        default=None, description="Authorities of the agents' certificates; calls to agents over TCP then use TLS."
+    )
+    agent_tls_name: str = Field(
+        default="orchard-agent",
+        min_length=1,
+        description="Name in the agents' certificates: their addresses come and go, so they share one.",
+    )
+
+    def agent_tls(self) -> ClientTls | None:
+        """Credentials of calls to agents; None in the clear.
+
+        Raises:
+            TlsError: the file cannot be used.
+        """
+        if self.agent_tls_ca_file is None:
+            return None
+        return ClientTls(TlsFiles(ca=self.agent_tls_ca_file), server_name=self.agent_tls_name)
 
 
 class InternalServiceSettings(ServiceSettings):

@@ -19,12 +19,13 @@ from orchard.watch.v1 import watch_service_pb2, watch_service_pb2_grpc
 
 from services.common import observed
 from services.common.backoff import Backoff
+from services.common.channel import connect
 from services.common.health import Health
 from services.common.hub import Hub
 from services.common.logs import get_logger
 from services.common.observed import Observed
-from services.common.server import CHANNEL_OPTIONS
 from services.common.states import State
+from services.common.tls import ClientTls
 
 _log = get_logger(__name__)
 
@@ -50,12 +51,14 @@ class WatchCache:
         health: Health,
         *,
         include_spec: bool,
+        tls: ClientTls | None = None,
         on_change: Callable[[Observed], None] = lambda _observed: None,
         on_synced: Callable[[], None] = lambda: None,
     ) -> None:
         self._address = address
         self._health = health
         self._include_spec = include_spec
+        self._tls = tls
         self._on_change = on_change
         self._on_synced = on_synced
         self._by_uid: dict[str, Observed] = {}
@@ -117,7 +120,7 @@ class WatchCache:
     async def _follow(self, backoff: Backoff) -> None:
         seen: set[str] = set()
         synced = False
-        async with grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS) as channel:
+        async with connect(self._address, self._tls) as channel:
             request = watch_service_pb2.WatchSandboxesRequest(include_spec=self._include_spec)
             call = watch_service_pb2_grpc.WatchServiceStub(channel).WatchSandboxes(request)
             try:

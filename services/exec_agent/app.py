@@ -22,6 +22,7 @@ from services.common import logs
 from services.common.interceptor import CallInterceptor
 from services.common.server import ListenError, Server
 from services.common.tasks import TaskGroup
+from services.common.tls import TlsError
 from services.common.tokens import Verifier, parse_public_keys
 from services.exec_agent.auth import AgentAuthenticator
 from services.exec_agent.files.service import FileService
@@ -74,6 +75,7 @@ async def serve(config: AgentConfig) -> AsyncIterator[Agent]:
 
     Raises:
         ListenError: the address cannot be listened on.
+        TlsError: a file of TLS cannot be used.
         JournalInUseError: another agent of this sandbox still runs.
     """
     async with contextlib.AsyncExitStack() as stack:
@@ -95,7 +97,7 @@ async def serve(config: AgentConfig) -> AsyncIterator[Agent]:
         add_ExecServiceServicer_to_server(ExecServicer(service, config), server.grpc_server)
         add_AgentServiceServicer_to_server(AgentServicer(service, config), server.grpc_server)
         add_FileServiceServicer_to_server(FileServicer(files), server.grpc_server)
-        port = await server.start(config.listen)
+        port = await server.start(config.listen, tls=config.tls)
         stack.push_async_callback(server.stop)
         stack.callback(service.interrupt)
         tasks = await stack.enter_async_context(TaskGroup())
@@ -110,7 +112,7 @@ def run(config: AgentConfig) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         return uvloop.run(_run(config))
-    except (ListenError, JournalInUseError) as error:
+    except (ListenError, TlsError, JournalInUseError) as error:
         _log.error(str(error))
         return 2
 

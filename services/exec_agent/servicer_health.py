@@ -18,7 +18,7 @@ class AgentHealth(Health):
         self._uid = uid
         self._stopping = False
 
-    def register(self, server: grpc.aio.Server, service_names: object) -> None:  # noqa: ARG002
+    def register(self, server: grpc.aio.Server, service_names: object = ()) -> None:  # noqa: ARG002
         """Serve grpc.health.v1."""
         health_pb2_grpc.add_HealthServicer_to_server(_Servicer(self), server)
 

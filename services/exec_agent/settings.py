@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from services.common.tls import TlsFiles
 from services.exec_agent.launcher import open_launcher
 
 VERSION: Final = "0.1.0"
@@ -58,6 +59,8 @@ class AgentConfig:
     """What cannot be had here, each a sentence."""
     restarts: int = 0
     """How often the agent was restarted in this sandbox."""
+    tls: TlsFiles | None = None
+    """Certificate and key to serve with on TCP; read again when they change."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> AgentConfig:
@@ -95,6 +98,7 @@ class AgentConfig:
             user_gap=read.text("USER_GAP", ""),
             gaps=read.strings("GAPS"),
             restarts=read.number("RESTARTS", 0),
+            tls=read.tls(),
         )
 
 
@@ -119,6 +123,12 @@ class _Environment:
         if not value.isascii() or not value.isdigit():
             raise SettingsError(f"{_PREFIX}{name} must be a whole number")
         return int(value)
+
+    def tls(self) -> TlsFiles | None:
+        cert, key = self.text("TLS_CERT_FILE", ""), self.text("TLS_KEY_FILE", "")
+        if bool(cert) != bool(key):
+            raise SettingsError("ORCHARD_TLS_CERT_FILE and ORCHARD_TLS_KEY_FILE go together: set both")
+        return TlsFiles(Path(cert), Path(key)) if cert else None
 
     def strings(self, name: str) -> tuple[str, ...]:
         value = self._json(name, [])

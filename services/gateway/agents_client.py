@@ -12,11 +12,12 @@ import grpc
 import grpc.aio
 from orchard.exec.v1 import agent_service_pb2, agent_service_pb2_grpc
 
+from services.common.channel import connect
 from services.common.errors import FailedPreconditionError, NotFoundError, UnavailableError
 from services.common.observed import Observed
-from services.common.server import CHANNEL_OPTIONS
 from services.common.states import State
 from services.common.tasks import TaskGroup
+from services.common.tls import ClientTls
 from services.common.tokens import AGENT_TOKEN_KEY, Signer
 from services.common.watch_cache import WatchCache
 
@@ -42,10 +43,11 @@ class Agent:
 class Agents:
     """Finds the agent of a sandbox and keeps its connection while the sandbox lives."""
 
-    def __init__(self, cache: WatchCache, signer: Signer, tasks: TaskGroup) -> None:
+    def __init__(self, cache: WatchCache, signer: Signer, tasks: TaskGroup, tls: ClientTls | None = None) -> None:
         self._cache = cache
         self._signer = signer
         self._tasks = tasks
+        self._tls = tls
         self._agents: OrderedDict[str, Agent] = OrderedDict()
 
     async def find(self, tenant: str, sandbox_id: str) -> Agent:
@@ -80,7 +82,7 @@ class Agents:
 
     def _connect(self, seen: Observed) -> Agent:
         self.forget(seen.uid)
-        channel = grpc.aio.insecure_channel(seen.endpoint, options=CHANNEL_OPTIONS)
+        channel = connect(seen.endpoint, self._tls)
         agent = Agent(seen.tenant, seen.sandbox_id, seen.uid, seen.endpoint, channel)
         self._agents[seen.uid] = agent
         if len(self._agents) > _CHANNELS_KEPT:

@@ -55,6 +55,7 @@ SERVICE_NAMES = (
 async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry | None) -> AsyncIterator[None]:
     """Run the gateway while the context is open."""
     health = Health([watch_cache.DEPENDENCY, api_keys.DEPENDENCY])
+    tls = settings.client_tls()
     signer = Signer(load_private_key(settings.signing_key_file))
     store = GatewayStore(connect(settings.database_url.get_secret_value()))
     keys = Keys(store, health)
@@ -69,11 +70,12 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
         settings.watcher_address,
         health,
         include_spec=True,
+        tls=tls,
         on_change=changed,
         on_synced=lambda: usage.synced([seen.uid for seen in cache.living()]),
     )
-    agents = Agents(cache, signer, tasks)
-    scheduler = SchedulerClient(settings.scheduler_address, signer)
+    agents = Agents(cache, signer, tasks, settings.agent_tls())
+    scheduler = SchedulerClient(settings.scheduler_address, signer, tls)
     images = NodeImages(settings.node_address)
     server = Server(
         interceptor=CallInterceptor(authenticator=keys, telemetry=telemetry), health=health, service_names=SERVICE_NAMES
@@ -108,7 +110,7 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
     tasks.start("follow the watcher", cache.run())
     tasks.start("write usage", usage.run())
     tasks.start("report activity", ActivityReporter(agents, scheduler, every_seconds=settings.activity_seconds).run())
-    await server.start(settings.listen)
+    await server.start(settings.listen, tls=settings.server_tls(), health_address=settings.health_listen)
     try:
         yield
     finally:

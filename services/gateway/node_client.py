@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
-import grpc.aio
 from orchard.admin.v1 import admin_pb2, image_service_pb2, image_service_pb2_grpc
 from orchard.node.v1 import node_pb2, node_service_pb2, node_service_pb2_grpc
 
+from services.common.channel import connect
 from services.common.errors import UnimplementedError
-from services.common.server import CHANNEL_OPTIONS
 
 
 class NodeImages(image_service_pb2_grpc.ImageServiceServicer):
     """Serves orchard.admin.v1.ImageService; the authenticator has checked the role."""
 
     def __init__(self, address: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) if address else None
+        self._channel = connect(address) if address else None
         self._stub = node_service_pb2_grpc.NodeServiceStub(self._channel) if self._channel else None
 
     async def close(self) -> None:

@@ -8,10 +8,11 @@ import grpc
 import grpc.aio
 from orchard.sandbox.v1 import lease_service_pb2, lease_service_pb2_grpc, sandbox_service_pb2, sandbox_service_pb2_grpc
 
+from services.common.channel import connect
 from services.common.errors import UnavailableError
-from services.common.server import CHANNEL_OPTIONS
 from services.common.states import State
 from services.common.times import now_ms, to_timestamp
+from services.common.tls import ClientTls
 from services.common.tokens import PRINCIPAL_KEY, Principal, Signer
 from services.gateway.agents_client import Agent
 
@@ -23,8 +24,8 @@ _GATEWAY: Final = Principal(tenant="", key_id="gateway", roles=frozenset({"gatew
 class SchedulerClient:
     """The connection to the scheduler."""
 
-    def __init__(self, address: str, signer: Signer) -> None:
-        self.channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    def __init__(self, address: str, signer: Signer, tls: ClientTls | None = None) -> None:
+        self.channel = connect(address, tls)
         self._signer = signer
         self._sandboxes = sandbox_service_pb2_grpc.SandboxServiceStub(self.channel)
         self._leases = lease_service_pb2_grpc.LeaseServiceStub(self.channel)

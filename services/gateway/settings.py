@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from services.common.settings import ServiceSettings
+from services.common.settings import AgentCallerSettings
 
 
 class DatabaseSettings(BaseSettings):
@@ -19,7 +19,7 @@ class DatabaseSettings(BaseSettings):
     database_url: SecretStr = Field(description="postgresql://... of the database with the gateway's schema.")
 
 
-class GatewaySettings(ServiceSettings):
+class GatewaySettings(AgentCallerSettings):
     """Read from ORCHARD_* environment variables."""
 
     database_url: SecretStr = Field(description="postgresql://... of the database with the gateway's schema.")

@@ -38,7 +38,9 @@ async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetr
         store, runtime, claim_seconds=settings.claim_seconds, starts_in_flight=settings.starts_in_flight
     )
     reconciler = Reconciler(store, runtime, dispatcher, health, grace_seconds=settings.grace_seconds)
-    cache = WatchCache(settings.watcher_address, health, include_spec=True, on_change=reconciler.saw)
+    cache = WatchCache(
+        settings.watcher_address, health, include_spec=True, tls=settings.client_tls(), on_change=reconciler.saw
+    )
     scheduler = Scheduler(
         store,
         runtime,
@@ -72,7 +74,7 @@ async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetr
     tasks.start("start sandboxes", dispatcher.run_starts())
     for number in range(settings.starts_in_flight):
         tasks.start(f"delete sandboxes {number}", dispatcher.run_deletes())
-    await server.start(settings.listen)
+    await server.start(settings.listen, tls=settings.server_tls(), health_address=settings.health_listen)
     try:
         yield
     finally:

@@ -26,7 +26,7 @@ async def run(settings: WatcherSettings, tasks: TaskGroup, telemetry: Telemetry 
     health = Health([DEPENDENCY])
     watcher = Watcher(
         NodeRuntime(settings.node_address),
-        AgentProber(),
+        AgentProber(settings.agent_tls()),
         health,
         probe_interval_seconds=settings.probe_interval_seconds,
     )
@@ -42,7 +42,7 @@ async def run(settings: WatcherSettings, tasks: TaskGroup, telemetry: Telemetry 
     if telemetry is not None:
         telemetry.gauge("orchard.sandboxes", "Sandboxes that the runtime has, by state.", watcher.counts)
     tasks.start("watch the runtime", watcher.run())
-    await server.start(settings.listen)
+    await server.start(settings.listen, tls=settings.server_tls(), health_address=settings.health_listen)
     try:
         yield
     finally:

@@ -11,11 +11,12 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from orchard.node.v1 import node_pb2, node_service_pb2, node_service_pb2_grpc
 
+from services.common.channel import connect
 from services.common.errors import UnavailableError
 from services.common.observed import Observed
-from services.common.server import CHANNEL_OPTIONS
 from services.common.states import Reason, State
 from services.common.times import to_ms
+from services.common.tls import ClientTls
 from services.common.validation import seconds_of
 from services.watcher.service import Bookmark, Seen, Synced
 
@@ -37,7 +38,7 @@ class NodeRuntime:
 
     async def watch(self) -> AsyncIterator[Seen | Synced | Bookmark]:
         """See service.Runtime."""
-        async with grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS) as channel:
+        async with connect(self._address) as channel:
             stub = node_service_pb2_grpc.NodeServiceStub(channel)
             call = stub.WatchSandboxes(node_service_pb2.WatchSandboxesRequest())
             try:
@@ -78,11 +79,14 @@ def _seen(sandbox: node_pb2.NodeSandbox) -> Seen:
 class AgentProber:
     """Asks an agent's health over its own connection."""
 
+    def __init__(self, tls: ClientTls | None = None) -> None:
+        self._tls = tls
+
     async def answers(self, endpoint: str, uid: str) -> bool:
         """See service.Prober."""
         if endpoint.startswith("unix:") and not _listens(endpoint.removeprefix("unix:")):
             return False
-        async with grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS) as channel:
+        async with connect(endpoint, self._tls) as channel:
             try:
                 reply = await health_pb2_grpc.HealthStub(channel).Check(
                     health_pb2.HealthCheckRequest(service=uid), timeout=_PROBE_SECONDS

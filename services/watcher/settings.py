@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from services.common.settings import ServiceSettings
+from services.common.settings import AgentCallerSettings
 
 
-class WatcherSettings(ServiceSettings):
+class WatcherSettings(AgentCallerSettings):
     """Read from ORCHARD_* environment variables."""
 
     node_address: str = Field(description="gRPC address of the node daemon: unix:/path.")

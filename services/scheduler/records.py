@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from services.common.errors import InvalidArgumentError
 from services.common.states import Reason, State
 
 
@@ -46,6 +48,8 @@ class Record:
     ready_ms: int = 0
     end_ms: int = 0
     expire_ms: int = 0
+    lifetime_ms: int = 0
+    """How long after `create_ms` it may live at most, however often its end is moved; 0: no bound known."""
     expects_secret_env: bool = False
 
     @property
@@ -74,5 +78,14 @@ class Record:
             ready_ms=int(fields[b"ready_ms"]),
             end_ms=int(fields[b"end_ms"]),
             expire_ms=int(fields[b"expire_ms"]),
+            lifetime_ms=int(fields.get(b"lifetime_ms", b"0")),
             expects_secret_env=fields[b"expects_secret_env"] == b"1",
         )
+
+
+def beyond_lifetime(field: str, last_ms: int) -> InvalidArgumentError:
+    """The refusal of an end after `last_ms`, in milliseconds since 1970, up to which a sandbox may live."""
+    last = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(last_ms / 1000))
+    return InvalidArgumentError.of(
+        field, f"reaches beyond the longest life of this sandbox, which ends at {last}; give less", last_ms=last_ms
+    )

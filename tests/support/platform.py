@@ -155,6 +155,10 @@ class PlatformProcess:
         """Folder of the Unix sockets."""
         return Path(self.facts["run_directory"])
 
+    def address(self, service: str) -> str:
+        """Where one of our services speaks gRPC."""
+        return self.endpoint if service == "gateway" else f"unix:{self.run}/{service}.sock"
+
     @property
     def profile(self) -> dict[str, str]:
         return dict(json.loads((Path(self.environment["ORCHARD_CONFIG_DIR"]) / "profile.json").read_text()))
@@ -186,6 +190,39 @@ class PlatformProcess:
         pid = self.service_pid(name)
         os.kill(pid, number)
         return pid
+
+    @contextmanager
+    def paused(self, *names: str) -> Iterator[None]:
+        """Services that stand still and keep their connections (SIGSTOP); of PostgreSQL every process of it."""
+        pids = []
+        for name in names:
+            pid = self.service_pid(name)
+            os.kill(pid, signal.SIGSTOP)
+            # Its children serve the connections that are open.
+            below = [child.pid for child in descendants(pid)] if name == "postgres" else []
+            for child in below:
+                os.kill(child, signal.SIGSTOP)
+            pids += [pid, *below]
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
+    @contextmanager
+    def held_down(self, *names: str) -> Iterator[None]:
+        """Services that are dead, and that nobody starts again as long as this lasts; afterwards all serve again."""
+        before = {name: self.service_pid(name) for name in names}
+        self.note_processes()
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            for pid in before.values():
+                os.kill(pid, signal.SIGKILL)
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
+        for name, pid in before.items():
+            self.wait_ready(name, not_pid=pid)
 
     def wait_ready(self, name: str, *, not_pid: int = 0, seconds: float = 60.0) -> int:
         """Wait until a service serves, under another pid than `not_pid`; returns its pid."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.metrics import Counter, Histogram, Meter
+    from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Meter, Observation
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span, Tracer
@@ -90,13 +90,12 @@ class Telemetry:
             parent.add_event("unreadable agent span")
 
     def gauge(self, name: str, description: str, read: Callable[[], Mapping[str, int]]) -> None:
-        """A gauge that is read when metrics are exported; the keys become the attribute `kind`."""
-        from opentelemetry.metrics import CallbackOptions, Observation
+        """A gauge that is read when metrics are exported, in another thread; the keys become the attribute `kind`."""
+        self.meter.create_observable_gauge(name, [_observing(read)], description=description)
 
-        def observe(_options: CallbackOptions) -> Iterable[Observation]:
-            return [Observation(value, {"kind": kind}) for kind, value in read().items()]
-
-        self.meter.create_observable_gauge(name, [observe], description=description)
+    def counter(self, name: str, description: str, read: Callable[[], Mapping[str, int]]) -> None:
+        """Like a gauge, of numbers that only grow."""
+        self.meter.create_observable_counter(name, [_observing(read)], description=description)
 
     def _context(self, metadata: Iterable[tuple[str, Any]]) -> Context:
         carrier = {key: value for key, value in metadata if key == TRACEPARENT}
@@ -106,6 +105,12 @@ class Telemetry:
         """Send what is left. Blocks up to a few seconds; call it in a thread."""
         self._tracers.shutdown()
         self._meters.shutdown(timeout_millis=3000)
+
+
+def _observing(read: Callable[[], Mapping[str, int]]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    from opentelemetry.metrics import Observation
+
+    return lambda _options: [Observation(value, {"kind": kind}) for kind, value in read().items()]
 
 
 def agent_span(name: str, start_ns: int, attributes: Mapping[str, str | int]) -> bytes:

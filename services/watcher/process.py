@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from typing import Final
@@ -28,6 +29,7 @@ _STATES: Final = {
     node_pb2.NODE_SANDBOX_PHASE_GONE: State.DELETED,
 }
 _PROBE_SECONDS: Final = 1.0
+_ACCEPT_SECONDS: Final = 0.25
 
 
 class NodeRuntime:
@@ -84,7 +86,7 @@ class AgentProber:
 
     async def answers(self, endpoint: str, uid: str) -> bool:
         """See service.Prober."""
-        if endpoint.startswith("unix:") and not _listens(endpoint.removeprefix("unix:")):
+        if not (_listens(endpoint.removeprefix("unix:")) if endpoint.startswith("unix:") else await _accepts(endpoint)):
             return False
         async with connect(endpoint, self._tls) as channel:
             try:
@@ -101,3 +103,17 @@ def _listens(path: str) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         return probe.connect_ex(path) == 0
+
+
+async def _accepts(endpoint: str) -> bool:
+    """Whether anybody accepts connections at "address:port". A packet lost to a network not yet set up costs little."""
+    address, _, port = endpoint.rpartition(":")
+    family = socket.AF_INET6 if address.startswith("[") else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            async with asyncio.timeout(_ACCEPT_SECONDS):
+                await asyncio.get_running_loop().sock_connect(probe, (address.strip("[]"), int(port)))
+        except (OSError, TimeoutError):
+            return False
+    return True

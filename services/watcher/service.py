@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -162,7 +163,7 @@ class Watcher:
     def counts(self) -> dict[str, int]:
         """Sandboxes by state; a state without one counts 0, so that a gauge of it never keeps an old value."""
         counts = {state.name: 0 for state in (State.STARTING, State.READY, State.DELETING, State.FAILED)}
-        for sandbox in self._sandboxes.values():
+        for sandbox in list(self._sandboxes.values()):  # metrics are read in another thread
             counts[sandbox.state.name] += 1
         return counts
 
@@ -170,7 +171,7 @@ class Watcher:
         """Milliseconds since the runtime's stream last showed a sign of life; nothing before the first."""
         if self._heard is None:
             return {}
-        return {"runtime": int((asyncio.get_running_loop().time() - self._heard) * 1000)}
+        return {"runtime": int((time.monotonic() - self._heard) * 1000)}
 
     async def run(self) -> None:
         """Follow the runtime for ever."""
@@ -199,13 +200,13 @@ class Watcher:
         events = self._runtime.watch()
         try:
             async with asyncio.timeout(self._silence) as limit:
-                set_at = loop.time()
+                set_at = time.monotonic()
                 async for event in events:
-                    now = loop.time()
+                    now = time.monotonic()
                     if not isinstance(event, Interrupted):
                         self._heard, self._why = now, ""
                         if now - set_at > self._silence / 16:
-                            limit.reschedule(now + self._silence)
+                            limit.reschedule(loop.time() + self._silence)
                             set_at = now
                     if isinstance(event, Seen):
                         if present is not None:

@@ -1,0 +1,124 @@
+"""The Kubernetes runtime as the watcher sees it: Pods through the API server, over connections of their own."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final
+
+import aiohttp
+
+from services.common import pods
+from services.common.kubernetes import KubernetesClient
+from services.watcher.pod_states import project
+from services.watcher.pod_watch import READ_SECONDS, ConnectionLostError, PodWatch
+from services.watcher.service import Event
+
+_CONNECT_SECONDS: Final = 10.0
+# Without compression: a list inside the cluster is cheaper to send than to unpack.
+_HEADERS: Final = {"Accept": "application/json", "Accept-Encoding": "identity"}
+# A peer that went away without a word is noticed by the kernel within 25 s; the read timeout is for one that hangs.
+_KEEP_ALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+
+
+class KubernetesRuntime:
+    """Watches the sandboxes' Pods of one namespace."""
+
+    def __init__(self, client: KubernetesClient, namespace: str, *, read_seconds: float = READ_SECONDS) -> None:
+        """Use `client`, which must serve nobody else."""
+        self._watch = PodWatch(_Pods(client, namespace), project, pods.SELECTOR, read_seconds=read_seconds)
+
+    def watch(self) -> AsyncIterator[Event]:
+        """See service.Runtime."""
+        return self._watch.events()
+
+    def counts(self) -> Mapping[str, int]:
+        """How often each of these has happened, by name."""
+        return self._watch.counts
+
+
+class _Pods:
+    """See pod_watch.PodApi."""
+
+    def __init__(self, client: KubernetesClient, namespace: str) -> None:
+        self._client = client
+        self._path = f"/api/v1/namespaces/{namespace}/pods"
+
+    @asynccontextmanager
+    async def get(self, query: Mapping[str, str], *, read_seconds: float) -> AsyncIterator[_Answer]:
+        """See pod_watch.PodApi."""
+        with _translated(read_seconds):
+            response: aiohttp.ClientResponse = await self._client.api.call_api(
+                self._path,
+                "GET",
+                query_params=list(query.items()),
+                header_params=dict(_HEADERS),
+                auth_settings=["BearerToken"],
+                _preload_content=False,
+                # Apart: one number would end a healthy watch.
+                _request_timeout=aiohttp.ClientTimeout(
+                    connect=_CONNECT_SECONDS, sock_connect=_CONNECT_SECONDS, sock_read=read_seconds
+                ),
+            )
+        try:
+            _keep_alive(response)
+            yield _Answer(response, read_seconds)
+        finally:
+            # What has not ended is of no use to the next request.
+            response.close()
+
+    def forget_credentials(self) -> None:
+        """See pod_watch.PodApi."""
+        self._client.forget_credentials()
+
+
+class _Answer:
+    """See pod_watch.Answer."""
+
+    def __init__(self, response: aiohttp.ClientResponse, read_seconds: float) -> None:
+        self._response = response
+        self._read_seconds = read_seconds
+        self.status = response.status
+        self.retry_after = response.headers.get("Retry-After", "")
+
+    async def body(self) -> bytes:
+        """See pod_watch.Answer."""
+        with _translated(self._read_seconds):
+            return await self._response.read()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """See pod_watch.Answer."""
+        content = self._response.content
+        while True:
+            with _translated(self._read_seconds):
+                chunk = await content.readany()
+            if not chunk:
+                return
+            yield chunk
+
+
+@contextmanager
+def _translated(read_seconds: float) -> Iterator[None]:
+    try:
+        yield
+    except aiohttp.ConnectionTimeoutError:
+        raise ConnectionLostError(f"no connection to the API server within {_CONNECT_SECONDS:g} s") from None
+    except TimeoutError:
+        raise ConnectionLostError(f"the API server sent nothing for {read_seconds:g} s", silent=True) from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise ConnectionLostError(f"the API server: {error or type(error).__name__}") from error
+
+
+def _keep_alive(response: aiohttp.ClientResponse) -> None:
+    connection = response.connection
+    transport = connection.transport if connection is not None else None
+    peer = transport.get_extra_info("socket") if transport is not None else None
+    if peer is not None:
+        for option in _KEEP_ALIVE:
+            peer.setsockopt(*option)

@@ -1,0 +1,327 @@
+"""One LIST and WATCH of Pods that never ends: what to ask for next, from which version, and how long to wait before.
+
+Knows no HTTP client. The rules are those of https://kubernetes.io/docs/reference/using-api/api-concepts/, "Efficient
+detection of changes": a stream that ends is taken up again at the last version seen, and only a version that the server
+has forgotten costs a new list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import Any, Final, Protocol
+
+from services.common.backoff import Backoff
+from services.common.logs import get_logger
+from services.watcher.pod_lines import BrokenBodyError, Lines, decode, parse, version_of
+from services.watcher.service import Bookmark, Event, Interrupted, Restarted, Seen, Synced
+
+_log = get_logger(__name__)
+
+Json = dict[str, Any]
+
+BOOKMARK_SECONDS: Final = 60.0
+"""How often an API server sends a bookmark to who asks for them."""
+SILENCE_SECONDS: Final = 3 * BOOKMARK_SECONDS
+READ_SECONDS: Final = 75.0
+"""A connection is given up when nothing came for so long: above the interval of bookmarks."""
+_SNAPSHOT_READ_SECONDS: Final = 30.0
+_WATCH_SECONDS: Final = (300, 600)  # apart from one another, so that no server is met by all its watchers at once
+_PAGE: Final = 250
+_TURN: Final = 64  # events decoded before the loop may do something else
+_HEALTHY_SECONDS: Final = 120.0
+_TOO_SHORT_SECONDS: Final = 1.0
+_LONGEST_RETRY_SECONDS: Final = 300.0
+_REFUSALS: Final = 3
+_SILENCES: Final = 2
+_INITIAL_END: Final = "k8s.io/initial-events-end"
+
+
+class ConnectionLostError(Exception):
+    """The server cannot be reached, or the connection broke."""
+
+    def __init__(self, why: str, *, silent: bool = False) -> None:
+        super().__init__(why)
+        self.silent = silent
+        """Nothing came for the time given."""
+
+
+class Answer(Protocol):
+    """An HTTP response."""
+
+    status: int
+    retry_after: str
+    """The header Retry-After, or empty."""
+
+    async def body(self) -> bytes:
+        """All of it. Raises ConnectionLostError where it is not whole."""
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """As it arrives. Raises ConnectionLostError where it does not end in order."""
+
+
+class PodApi(Protocol):
+    """The Pods of one namespace."""
+
+    def get(self, query: Mapping[str, str], *, read_seconds: float) -> AbstractAsyncContextManager[Answer]:
+        """GET them; a wait for bytes ends after `read_seconds`.
+
+        Raises:
+            ConnectionLostError: there is no answer.
+        """
+
+    def forget_credentials(self) -> None:
+        """Read them again before the next request: the server refused them."""
+
+
+class _TroubleError(Exception):
+    """The stream cannot go on as it is."""
+
+    def __init__(
+        self,
+        why: str,
+        *,
+        relist: bool = False,
+        at_once: bool = False,
+        least_seconds: float = 0.0,
+        refused: bool = False,
+    ) -> None:
+        super().__init__(why)
+        self.relist = relist
+        """What is known cannot be built on any more."""
+        self.at_once = at_once
+        """No fault: the first time there is nothing to wait for."""
+        self.least_seconds = least_seconds
+        self.refused = refused
+        """The server was reached and does not want to go on from this version."""
+
+
+class PodWatch:
+    """The Pods of one namespace that a selector matches."""
+
+    def __init__(
+        self,
+        api: PodApi,
+        project: Callable[..., Seen],
+        selector: str,
+        *,
+        rng: random.Random | None = None,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        read_seconds: float = READ_SECONDS,
+    ) -> None:
+        self._api = api
+        self._project = project
+        self._selector = selector
+        self._rng = rng or random.Random()  # noqa: S311 (spreads load, guards nothing)
+        self._sleep = sleep
+        self._read_seconds = read_seconds
+        self._backoff = Backoff(0.8, 30.0, rng=self._rng)
+        self._streams_snapshots = True
+        self._version = 0
+        self._troubles = self._refusals = self._silences = self._turn = 0
+        self._healthy_since: float | None = None
+        self.counts = dict.fromkeys(("events", "repeats", "bookmarks", "relists", "resumes", "interruptions"), 0)
+        """How often each has happened."""
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """For ever: Restarted, everything that exists, Synced, changes; and again from Restarted where it must be."""
+        self._version = 0
+        while True:
+            try:
+                async with aclosing(self._once()) as events:
+                    async for event in events:
+                        yield event
+            except (_TroubleError, ConnectionLostError, BrokenBodyError) as error:
+                delay = self._meet(error)
+                _log.warning("the watch of Pods is interrupted", why=str(error), retry_seconds=round(delay, 2))
+                yield Interrupted(str(error))
+                await self._sleep(delay)
+
+    def _meet(self, error: Exception) -> float:
+        """Decide what follows a failure; returns the seconds to wait before."""
+        self.counts["interruptions"] += 1
+        now = asyncio.get_running_loop().time()
+        if self._healthy_since is not None and now - self._healthy_since >= _HEALTHY_SECONDS:
+            self._backoff.reset()
+            self._troubles = 0
+        self._healthy_since = None
+        self._troubles += 1
+        trouble = error if isinstance(error, _TroubleError) else _TroubleError(str(error))
+        self._refusals = self._refusals + 1 if trouble.refused or isinstance(error, BrokenBodyError) else 0
+        self._silences = self._silences + 1 if isinstance(error, ConnectionLostError) and error.silent else 0
+        # A version from which nothing ever comes, such as one of before a restored backup, must not be held on to.
+        if trouble.relist or self._refusals >= _REFUSALS or self._silences >= _SILENCES:
+            self._version = self._refusals = self._silences = 0
+        delay = max(self._backoff.next(), trouble.least_seconds)
+        return 0.0 if trouble.at_once and self._troubles == 1 else delay
+
+    async def _once(self) -> AsyncGenerator[Event, None]:
+        """One request, or the pages of one list."""
+        if self._version:
+            self.counts["resumes"] += 1
+            stream = self._watch({"resourceVersion": str(self._version)}, initial=False)
+        else:
+            self.counts["relists"] += 1
+            yield Restarted()
+            if self._streams_snapshots:
+                initial = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+                stream = self._watch(initial, initial=True)
+            else:
+                stream = self._list()
+        async with aclosing(stream) as events:
+            async for event in events:
+                yield event
+
+    async def _list(self) -> AsyncGenerator[Event, None]:
+        version, token = 0, ""
+        while True:
+            query = {"labelSelector": self._selector, "limit": str(_PAGE), **({"continue": token} if token else {})}
+            async with self._api.get(query, read_seconds=self._read_seconds) as answer:
+                body = await answer.body()
+                if answer.status != 200:
+                    raise self._refused(answer, body)
+            page = parse(body)
+            if page.get("kind") != "PodList" or not isinstance(page.get("items") or [], list):
+                raise BrokenBodyError("an answer that is no list of Pods")
+            version = version or version_of(page)
+            yield Bookmark()
+            for pod in page.get("items") or []:
+                await self._take_turns()
+                yield self._seen(pod)
+            token = page["metadata"].get("continue") or ""
+            if not token:
+                self._version = version
+                yield Synced()
+                return
+
+    async def _watch(self, start: Mapping[str, str], *, initial: bool) -> AsyncGenerator[Event, None]:
+        query = {
+            "labelSelector": self._selector,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(self._rng.randint(*_WATCH_SECONDS)),
+            **start,
+        }
+        read_seconds = min(self._read_seconds, _SNAPSHOT_READ_SECONDS) if initial else self._read_seconds
+        try:
+            async with self._api.get(query, read_seconds=read_seconds) as answer:
+                if answer.status != 200:
+                    raise self._refused(answer, await answer.body(), initial=initial)
+                began = asyncio.get_running_loop().time()
+                if not initial:
+                    self._healthy_since = self._healthy_since or began
+                    yield Bookmark()  # it was taken up again: nothing is missing
+                lines = Lines()
+                async for chunk in answer.chunks():
+                    for line in lines.feed(chunk):
+                        await self._take_turns()
+                        event = self._read(line, initial=initial)
+                        if isinstance(event, Synced):
+                            initial = False
+                            self._healthy_since = asyncio.get_running_loop().time()
+                        if event is not None:
+                            yield event
+                lines.end()
+        except ConnectionLostError as error:
+            if initial and error.silent:
+                # A server that does not know sendInitialEvents sends what it has and then waits for changes.
+                self._streams_snapshots = False
+            raise
+        if initial:
+            raise _TroubleError("the stream ended before everything was sent")
+        if asyncio.get_running_loop().time() - began < _TOO_SHORT_SECONDS:
+            raise _TroubleError("the server ended the stream at once")
+
+    def _read(self, line: bytes, *, initial: bool) -> Event | None:
+        """One event of a watch; None for what is known already."""
+        kind, thing = decode(line)
+        if kind in ("ADDED", "MODIFIED", "DELETED"):
+            if thing.get("kind") != "Pod":
+                raise BrokenBodyError(f"an event of a {thing.get('kind')!r}, not of a Pod")
+            version = version_of(thing)
+            if not initial:
+                if version <= self._version:
+                    # Sent again, as after a proxy's retry. Taken for new, it could bring back what is gone.
+                    self.counts["repeats"] += 1
+                    return None
+                self._version = version
+            self._refusals = self._silences = 0
+            self.counts["events"] += 1
+            return self._seen(thing, removed=kind == "DELETED")
+        if kind == "BOOKMARK":
+            return self._bookmark(thing, initial=initial)
+        if kind == "ERROR":
+            raise _error_event(thing)
+        raise BrokenBodyError(f"an event of unknown type {kind!r}")
+
+    def _seen(self, pod: Json, *, removed: bool = False) -> Seen:
+        try:
+            return self._project(pod, removed=removed)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise BrokenBodyError(f"a Pod of unknown form: {error!r}") from error
+
+    def _bookmark(self, thing: Json, *, initial: bool) -> Event:
+        version = version_of(thing)
+        self._refusals = self._silences = 0
+        self.counts["bookmarks"] += 1
+        if not initial:
+            self._version = max(self._version, version)
+            return Bookmark()
+        if (thing["metadata"].get("annotations") or {}).get(_INITIAL_END) != "true":
+            self._streams_snapshots = False
+            raise _TroubleError(
+                "the server does not send initial events; it is asked for lists", relist=True, at_once=True
+            )
+        self._version = version
+        return Synced()
+
+    async def _take_turns(self) -> None:
+        """Let other tasks run now and then, however fast events come."""
+        self._turn += 1
+        if self._turn >= _TURN:
+            self._turn = 0
+            await asyncio.sleep(0)
+
+    def _refused(self, answer: Answer, body: bytes, *, initial: bool = False) -> _TroubleError:
+        """What an answer other than 200 means."""
+        why = f"HTTP {answer.status}{_message_of(body)}"
+        if answer.status == 401:
+            self._api.forget_credentials()
+            return _TroubleError(why)
+        if answer.status == 410:
+            return _TroubleError(why, relist=True, at_once=True)
+        if initial and answer.status in (400, 422):
+            self._streams_snapshots = False
+            return _TroubleError(f"{why}; the server is asked for lists", relist=True, at_once=True)
+        temporary = answer.status == 429 or answer.status >= 500 or answer.status == 403
+        return _TroubleError(why, least_seconds=_seconds_of(answer.retry_after), refused=not temporary)
+
+
+def _error_event(status: Json) -> _TroubleError:
+    """What a Status sent as an event means."""
+    code, reason = status.get("code"), status.get("reason")
+    why = f"ERROR event {code}: {status.get('message', reason)}"
+    if code == 410 or reason in ("Expired", "Gone"):
+        return _TroubleError(why, relist=True, at_once=True)
+    details = status.get("details")
+    seconds = details.get("retryAfterSeconds") if isinstance(details, dict) else None
+    return _TroubleError(why, least_seconds=_seconds_of(str(seconds or "")), refused=code != 429)
+
+
+def _seconds_of(retry_after: str) -> float:
+    """The seconds of a Retry-After, which API servers give as a number; 0 without one."""
+    try:
+        return min(max(float(retry_after), 0.0), _LONGEST_RETRY_SECONDS)
+    except ValueError:
+        return 0.0
+
+
+def _message_of(body: bytes) -> str:
+    """The message of a Status, and nothing of an HTML page."""
+    try:
+        message = parse(body).get("message")
+    except BrokenBodyError:
+        return ""
+    return f": {str(message)[:300]}" if message else ""

@@ -9,6 +9,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
+from services.common.tls import TlsFiles, postgres_arguments
+
 
 def driver_url(database_url: str) -> str:
     """The URL with the psycopg 3 driver named, whichever of PostgreSQL's own forms it came in."""
@@ -18,10 +20,13 @@ def driver_url(database_url: str) -> str:
     raise ValueError("the database URL must begin with postgresql://")
 
 
-def connect(database_url: str, *, pool_size: int = 5) -> AsyncEngine:
+def connect(database_url: str, *, pool_size: int = 5, tls: TlsFiles | None = None) -> AsyncEngine:
     """An engine: 5 s to connect, 10 s a statement, 5 s for a pooled connection.
 
     The server keeps the limit on statements. One that stands still does not: bound each transaction too.
+
+    Raises:
+        TlsError: a file of `tls` cannot be used.
     """
     return create_async_engine(
         driver_url(database_url),
@@ -29,11 +34,13 @@ def connect(database_url: str, *, pool_size: int = 5) -> AsyncEngine:
         max_overflow=0,
         pool_timeout=5,
         pool_pre_ping=True,
-        connect_args={"connect_timeout": 5, "options": "-c statement_timeout=10000"},
+        connect_args={"connect_timeout": 5, "options": "-c statement_timeout=10000", **postgres_arguments(tls)},
     )
 
 
-def migrate(database_url: str, *, schema: str, migrations: Path, revision: str = "head") -> None:
+def migrate(
+    database_url: str, *, schema: str, migrations: Path, revision: str = "head", tls: TlsFiles | None = None
+) -> None:
     """Bring one service's schema to a revision. Replicas that start together take turns."""
     # Only here: it would cost every start of a service a quarter of a second.
     from alembic import command
@@ -42,7 +49,7 @@ def migrate(database_url: str, *, schema: str, migrations: Path, revision: str =
     config = Config()
     config.set_main_option("script_location", str(migrations))
     config.attributes["schema"] = schema
-    engine = create_engine(driver_url(database_url), poolclass=NullPool)
+    engine = create_engine(driver_url(database_url), poolclass=NullPool, connect_args=postgres_arguments(tls))
     lock = int.from_bytes(hashlib.sha256(f"orchard:{schema}".encode()).digest()[:8], signed=True)
     try:
         with engine.connect() as connection:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.common.tls import ClientTls, TlsFiles
@@ -73,6 +73,35 @@ class ServiceSettings(BaseSettings):
         cert = self.tls_client_cert_file if own else self.tls_cert_file
         key = self.tls_client_key_file if own else self.tls_key_file
         return ClientTls(TlsFiles(cert, key, self.tls_ca_file))
+
+
+class DatabaseSettings(BaseSettings):
+    """Settings of what uses PostgreSQL."""
+
+    model_config = SettingsConfigDict(env_prefix="ORCHARD_", frozen=True, extra="ignore")
+
+    database_url: SecretStr = Field(description="postgresql://... of the database; each service has its own schema.")
+    database_ca_file: Path | None = Field(
+        default=None, description="Authorities of the database server, whose certificate must then have the URL's host."
+    )
+    database_cert_file: Path | None = Field(default=None, description="Certificate to show to it.")
+    database_key_file: Path | None = Field(
+        default=None, description="Its private key; no other user may be able to read it (mode 0600, of root 0640)."
+    )
+
+    @model_validator(mode="after")
+    def _database_files_go_together(self) -> Self:
+        if (self.database_cert_file is None) != (self.database_key_file is None):
+            raise ValueError("ORCHARD_DATABASE_CERT_FILE and ORCHARD_DATABASE_KEY_FILE go together: set both")
+        if self.database_cert_file is not None and self.database_ca_file is None:
+            raise ValueError("ORCHARD_DATABASE_CERT_FILE needs ORCHARD_DATABASE_CA_FILE")
+        return self
+
+    def database_tls(self) -> TlsFiles | None:
+        """What to use TLS with; None: as the URL says."""
+        if self.database_ca_file is None:
+            return None
+        return TlsFiles(self.database_cert_file, self.database_key_file, self.database_ca_file)
 
 
 class AgentCallerSettings(ServiceSettings):

@@ -6,6 +6,8 @@ right takes effect then, without a restart; what is new and broken is logged onc
 
 from __future__ import annotations
 
+import os
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -163,6 +165,51 @@ class ClientTls:
         """Credentials with what the files hold."""
         pems = self._watched.pems
         return grpc.ssl_channel_credentials(pems.ca, pems.key, pems.cert)
+
+
+def postgres_arguments(files: TlsFiles | None) -> dict[str, Any]:
+    """What makes libpq use TLS and check authority and name. It reads the files at every connection.
+
+    Raises:
+        TlsError: see `read`.
+    """
+    if files is None:
+        return {}
+    read(files)
+    names = {"sslrootcert": files.ca, "sslcert": files.cert, "sslkey": files.key}
+    return {"sslmode": "verify-full"} | {name: str(path) for name, path in names.items() if path is not None}
+
+
+class ClientContext:
+    """Contexts for outgoing connections by Python's own ssl, which follow the files.
+
+    Raises, when it is made:
+        TlsError: see `read`.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._watched = WatchedFiles(files)
+        self._context = self._make()
+
+    def get(self) -> ssl.SSLContext:
+        """The context for a new connection. It trusts the given authorities alone and checks the name."""
+        if self._watched.look():
+            self._context = self._make()
+        return self._context
+
+    def _make(self) -> ssl.SSLContext:
+        pems = self._watched.pems
+        context = ssl.create_default_context(cadata=pems.ca.decode("ascii", "replace") if pems.ca else None)
+        if pems.cert is not None and pems.key is not None:
+            # The ssl module reads a certificate and its key from a path alone.
+            descriptor = os.memfd_create("tls")
+            try:
+                os.write(descriptor, pems.cert + b"\n" + pems.key)
+                context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+            finally:
+                os.close(descriptor)
+        return context
 
 
 def _read(files: TlsFiles) -> Pems:

@@ -11,20 +11,22 @@ from pathlib import Path
 from services.common.db import connect, migrate
 from services.common.health import Health
 from services.common.process import run_service
+from services.common.settings import DatabaseSettings
+from services.common.tls import TlsError
 from services.common.validation import Fields
 from services.gateway.app import run
 from services.gateway.keys import Keys
-from services.gateway.settings import DatabaseSettings, GatewaySettings
+from services.gateway.settings import GatewaySettings
 from services.gateway.store import SCHEMA, GatewayStore
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 
-async def _create_key(database_url: str, tenant: str, name: str, roles: list[str]) -> None:
+async def _create_key(database: DatabaseSettings, tenant: str, name: str, roles: list[str]) -> None:
     fields = Fields()
     fields.tenant("tenant", tenant)
     fields.done()
-    store = GatewayStore(connect(database_url))
+    store = GatewayStore(connect(database.database_url.get_secret_value(), tls=database.database_tls()))
     try:
         key, secret = await Keys(store, Health()).create(tenant, name, frozenset(roles), None)
         print(json.dumps({"key_id": key.key_id, "secret": secret}))  # noqa: T201 (its only output)
@@ -44,11 +46,16 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.command is None:
         return run_service("gateway", GatewaySettings, run)
-    database_url = DatabaseSettings().database_url.get_secret_value()  # type: ignore[call-arg]
-    if arguments.command == "migrate":
-        migrate(database_url, schema=SCHEMA, migrations=MIGRATIONS)
-    else:
-        asyncio.run(_create_key(database_url, arguments.tenant, arguments.name, arguments.role))
+    database = DatabaseSettings()  # type: ignore[call-arg]
+    try:
+        if arguments.command == "migrate":
+            url = database.database_url.get_secret_value()
+            migrate(url, schema=SCHEMA, migrations=MIGRATIONS, tls=database.database_tls())
+        else:
+            asyncio.run(_create_key(database, arguments.tenant, arguments.name, arguments.role))
+    except TlsError as error:
+        print(f"orchard gateway: {error}", file=sys.stderr)  # noqa: T201
+        return 2
     return 0
 
 

@@ -57,7 +57,7 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
     health = Health([watch_cache.DEPENDENCY, api_keys.DEPENDENCY])
     tls = settings.client_tls()
     signer = Signer(load_private_key(settings.signing_key_file))
-    store = GatewayStore(connect(settings.database_url.get_secret_value()))
+    store = GatewayStore(connect(settings.database_url.get_secret_value(), tls=settings.database_tls()))
     keys = Keys(store, health)
     usage = UsageRecorder(store, usage_terms)
 

@@ -5,24 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field
 
-from services.common.settings import AgentCallerSettings
-
-
-class DatabaseSettings(BaseSettings):
-    """What `migrate` and `create-key` need."""
-
-    model_config = SettingsConfigDict(env_prefix="ORCHARD_", frozen=True, extra="ignore")
-
-    database_url: SecretStr = Field(description="postgresql://... of the database with the gateway's schema.")
+from services.common.settings import AgentCallerSettings, DatabaseSettings
 
 
-class GatewaySettings(AgentCallerSettings):
+class GatewaySettings(AgentCallerSettings, DatabaseSettings):
     """Read from ORCHARD_* environment variables."""
 
-    database_url: SecretStr = Field(description="postgresql://... of the database with the gateway's schema.")
     signing_key_file: Path = Field(description="PEM file with the Ed25519 key that signs tokens.")
     scheduler_address: str = Field(description="gRPC address of the scheduler.")
     watcher_address: str = Field(description="gRPC address of the watcher.")

@@ -32,7 +32,7 @@ SERVICE_NAMES = ("orchard.sandbox.v1.SandboxService", "orchard.sandbox.v1.LeaseS
 async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetry | None) -> AsyncIterator[None]:
     """Run the scheduler while the context is open."""
     health = Health([watch_cache.DEPENDENCY, reconcile.STORE_DEPENDENCY])
-    store = LeaseStore(settings.redis_url.get_secret_value())
+    store = LeaseStore(settings.redis_url.get_secret_value(), settings.redis_tls())
     runtime = NodeRuntime(settings.node_address)
     dispatcher = Dispatcher(
         store, runtime, claim_seconds=settings.claim_seconds, starts_in_flight=settings.starts_in_flight

@@ -16,6 +16,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from services.common.errors import UnavailableError
 from services.common.observed import Observed
 from services.common.states import Reason, State
+from services.common.tls import ClientContext, TlsFiles
 from services.scheduler.records import Record, Terms
 
 _SCRIPTS: Final = Path(__file__).parent / "lua"
@@ -56,13 +57,33 @@ def _unavailable() -> UnavailableError:
     )
 
 
-class LeaseStore:
-    """The one writer of sandbox records."""
+class _TlsConnection(redis.SSLConnection):
+    """The driver's, which would keep what its files held at its first connection."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, *, context: ClientContext, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.ssl_context = context  # type: ignore[assignment]  # the driver only calls its `get`
+
+
+class LeaseStore:
+    """The one writer of sandbox records.
+
+    Args:
+        url: redis://, rediss:// or unix://.
+        tls: with rediss://, the authority of the server, and optionally the certificate to show.
+
+    Raises:
+        TlsError: a file of `tls` cannot be used.
+    """
+
+    def __init__(self, url: str, tls: TlsFiles | None = None) -> None:
         self._redis: redis.Redis = redis.Redis.from_url(
             url, socket_timeout=None, socket_connect_timeout=_TIMEOUT_SECONDS, max_connections=256
         )
+        if tls is not None:
+            pool = self._redis.connection_pool
+            pool.connection_class = _TlsConnection
+            pool.connection_kwargs["context"] = ClientContext(tls)
         prelude = (_SCRIPTS / "prelude.lua").read_text()
         self._scripts = {
             path.stem: self._redis.register_script(prelude + path.read_text())

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from services.common.errors import UnauthenticatedError
+from services.common.quota import UNLIMITED, Quota
 
 INTERNAL_AUDIENCE: Final = "orchard-internal"
 AGENT_TOKEN_KEY: Final = "orchard-agent-token"  # noqa: S105 (a metadata key)
@@ -37,11 +38,12 @@ _ED25519_PREFIX: Final = bytes.fromhex("302a300506032b6570032100")  # SubjectPub
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls: a tenant, through a key, with roles ("user", "admin")."""
+    """Who calls: a tenant with its quota, through a key, with roles ("user", "admin")."""
 
     tenant: str
     key_id: str
     roles: frozenset[str]
+    quota: Quota = UNLIMITED
 
 
 class Signer:
@@ -58,13 +60,17 @@ class Signer:
 
     def principal_token(self, principal: Principal) -> str:
         """A token that tells internal services who calls."""
-        claims = {
+        claims: dict[str, Any] = {
             "aud": INTERNAL_AUDIENCE,
             "tenant": principal.tenant,
             "sub": principal.key_id,
             "roles": sorted(principal.roles),
         }
-        return self._token((INTERNAL_AUDIENCE, f"{principal.tenant}/{principal.key_id}/{claims['roles']}"), claims)
+        quota = principal.quota
+        if quota.revision:
+            claims["quota"] = quota.to_claims()
+        who = f"{principal.tenant}/{principal.key_id}/{claims['roles']}/{quota.revision}"
+        return self._token((INTERNAL_AUDIENCE, who), claims)
 
     def _token(self, cache_key: tuple[str, str], claims: Mapping[str, Any]) -> str:
         now = self._clock()
@@ -162,7 +168,8 @@ def _invalid() -> UnauthenticatedError:
 
 def principal_of(claims: Mapping[str, Any]) -> Principal:
     """The principal in verified claims."""
-    return Principal(str(claims["tenant"]), str(claims["sub"]), frozenset(claims["roles"]))
+    quota = Quota.of_claims(claims["quota"]) if "quota" in claims else UNLIMITED
+    return Principal(str(claims["tenant"]), str(claims["sub"]), frozenset(claims["roles"]), quota)
 
 
 def generate_key() -> Ed25519PrivateKey:

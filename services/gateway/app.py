@@ -9,6 +9,7 @@ import grpc
 from orchard.admin.v1 import (
     image_service_pb2_grpc,
     key_service_pb2_grpc,
+    tenant_service_pb2_grpc,
     usage_service_pb2_grpc,
     version_service_pb2_grpc,
 )
@@ -34,8 +35,10 @@ from services.gateway.node_client import NodeImages
 from services.gateway.proxy import AgentProxy, SchedulerProxy
 from services.gateway.scheduler_client import SchedulerClient
 from services.gateway.servicer import CreateServicer, KeyServicer, UsageServicer, VersionServicer, usage_terms
+from services.gateway.servicer_tenants import TenantServicer
 from services.gateway.settings import GatewaySettings
 from services.gateway.store import GatewayStore
+from services.gateway.tenants import Tenants
 
 _SANDBOX = sandbox_service_pb2.DESCRIPTOR.services_by_name["SandboxService"]
 _EXEC = exec_service_pb2.DESCRIPTOR.services_by_name["ExecService"]
@@ -45,6 +48,7 @@ SERVICE_NAMES = (
     _EXEC.full_name,
     _FILES.full_name,
     "orchard.admin.v1.KeyService",
+    "orchard.admin.v1.TenantService",
     "orchard.admin.v1.ImageService",
     "orchard.admin.v1.UsageService",
     "orchard.admin.v1.VersionService",
@@ -58,7 +62,6 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
     tls = settings.client_tls()
     signer = Signer(load_private_key(settings.signing_key_file))
     store = GatewayStore(connect(settings.database_url.get_secret_value(), tls=settings.database_tls()))
-    keys = Keys(store, health)
     usage = UsageRecorder(store, usage_terms)
 
     def changed(seen: Observed) -> None:
@@ -76,6 +79,8 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
     )
     agents = Agents(cache, signer, tasks, settings.agent_tls())
     scheduler = SchedulerClient(settings.scheduler_address, signer, tls)
+    tenants = Tenants(store, scheduler)
+    keys = Keys(store, health, quota_of=tenants.quota_of)
     images = NodeImages(settings.node_address)
     server = Server(
         interceptor=CallInterceptor(authenticator=keys, telemetry=telemetry), health=health, service_names=SERVICE_NAMES
@@ -103,10 +108,13 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
         sandboxes.end_streams()
 
     key_service_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(keys), server.grpc_server)
+    tenant_service_pb2_grpc.add_TenantServiceServicer_to_server(TenantServicer(tenants), server.grpc_server)
     image_service_pb2_grpc.add_ImageServiceServicer_to_server(images, server.grpc_server)
     usage_service_pb2_grpc.add_UsageServiceServicer_to_server(UsageServicer(store), server.grpc_server)
     version_service_pb2_grpc.add_VersionServiceServicer_to_server(VersionServicer(settings.runtime), server.grpc_server)
     tasks.start("read the keys", keys.run_refresh(settings.key_refresh_seconds))
+    tasks.start("read the tenants", tenants.run_refresh(settings.key_refresh_seconds))
+    tasks.start("tell of quotas", tenants.run_telling())
     tasks.start("follow the watcher", cache.run())
     tasks.start("write usage", usage.run())
     tasks.start("report activity", ActivityReporter(agents, scheduler, every_seconds=settings.activity_seconds).run())

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -19,6 +20,7 @@ from services.common.errors import NotFoundError, PermissionDeniedError, Unauthe
 from services.common.health import Health
 from services.common.interceptor import Metadata
 from services.common.logs import get_logger
+from services.common.quota import UNLIMITED, Quota
 from services.common.tokens import Principal
 from services.gateway.store import ApiKey, GatewayStore, utc_now
 
@@ -30,6 +32,7 @@ _UNKNOWN_KEPT: Final = 10_000
 _UNKNOWN_SECONDS: Final = 3.0
 _ADMIN_ONLY: Final = (
     "/orchard.admin.v1.KeyService/",
+    "/orchard.admin.v1.TenantService/",
     "/orchard.admin.v1.ImageService/",
     "/grpc.channelz.v1.Channelz/",  # names every peer
 )
@@ -38,9 +41,17 @@ _ADMIN_ONLY: Final = (
 class Keys:
     """The keys of every tenant, and the gateway's authenticator."""
 
-    def __init__(self, store: GatewayStore, health: Health, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        store: GatewayStore,
+        health: Health,
+        *,
+        quota_of: Callable[[str], Quota] = lambda _tenant: UNLIMITED,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store = store
         self._health = health
+        self._quota_of = quota_of
         self._clock = clock
         self._known: dict[str, tuple[ApiKey, Principal]] = {}
         self._unknown: OrderedDict[str, float] = OrderedDict()
@@ -111,7 +122,11 @@ class Keys:
         expected = found[0].secret_hash if found else b"\0" * 32
         if not hmac.compare_digest(_hash(secret), expected) or found is None or not found[0].works_at(utc_now()):
             raise UnauthenticatedError("the API key is not valid: unknown, expired or revoked", reason="KEY_INVALID")
-        principal = found[1]
+        key, principal = found
+        if (quota := self._quota_of(principal.tenant)) is not principal.quota:
+            principal = replace(principal, quota=quota)
+            if key_id in self._known:
+                self._known[key_id] = (key, principal)
         if method.startswith(_ADMIN_ONLY) and "admin" not in principal.roles:
             raise PermissionDeniedError(
                 "this needs a key with ROLE_ADMIN", reason="ROLE_MISSING", role="ROLE_ADMIN", method=method

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import grpc
 import grpc.aio
 from orchard.sandbox.v1 import lease_service_pb2, lease_service_pb2_grpc, sandbox_service_pb2, sandbox_service_pb2_grpc
 
+from services.common import quota_proto
 from services.common.channel import connect
 from services.common.errors import UnavailableError
+from services.common.quota import Quota
 from services.common.states import State
 from services.common.times import now_ms, to_timestamp
 from services.common.tls import ClientTls
@@ -72,6 +75,21 @@ class SchedulerClient:
             )
         except grpc.aio.AioRpcError as error:
             raise UnavailableError(f"the scheduler did not take it: {error.code().name}") from None
+
+    async def note_quotas(self, quotas: Mapping[str, Quota]) -> None:
+        """See tenants.QuotaSink."""
+        request = lease_service_pb2.NoteQuotasRequest(
+            quotas=[
+                lease_service_pb2.TenantQuota(tenant=tenant, quota=quota_proto.to_proto(quota), revision=quota.revision)
+                for tenant, quota in quotas.items()
+            ]
+        )
+        try:
+            await self._leases.NoteQuotas(
+                request, metadata=((PRINCIPAL_KEY, self._signer.principal_token(_GATEWAY)),), timeout=_REPORT_SECONDS
+            )
+        except grpc.aio.AioRpcError as error:
+            raise UnavailableError(f"the scheduler did not take them: {error.code().name}") from None
 
     async def close(self) -> None:
         """Close the connection."""

@@ -1,11 +1,11 @@
-"""The gateway's tables in PostgreSQL, schema `gateway`: API keys and usage. No command's path reads them."""
+"""The gateway's tables in PostgreSQL, schema `gateway`: API keys, tenants, usage. No command's path reads them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -16,6 +16,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from services.common.errors import UnavailableError
+from services.common.quota import Quota
+from services.gateway.tenants import Tenant
 
 SCHEMA: Final = "gateway"
 _metadata: Final = sa.MetaData(schema=SCHEMA)
@@ -47,6 +49,19 @@ SANDBOX_USAGE: Final = sa.Table(
     sa.Column("memory_bytes", sa.BigInteger, nullable=False),
     sa.Column("ready_time", _TIME, nullable=False),
     sa.Column("end_time", _TIME),
+)
+
+TENANTS: Final = sa.Table(
+    "tenants",
+    _metadata,
+    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("revision", sa.BigInteger, nullable=False),
+    sa.Column("sandboxes", sa.BigInteger),
+    sa.Column("cpu", sa.Double),
+    sa.Column("memory_bytes", sa.BigInteger),
+    sa.Column("creates_per_second", sa.Double),
+    sa.Column("maximum_lifetime_ms", sa.BigInteger),
+    sa.Column("update_time", _TIME, nullable=False),
 )
 
 
@@ -156,6 +171,47 @@ class GatewayStore:
             row = (await connection.execute(change)).mappings().first()
         return _api_key(row) if row else None
 
+    async def set_quota(self, tenant: str, quota: Quota) -> Tenant:
+        """See tenants.TenantStore."""
+        now = utc_now()
+        # Of the time, so that it also grows where the table was lost and what had read it was not.
+        revision = int(now.timestamp() * 1000)
+        bounds = {name: value for name, value in asdict(quota).items() if name != "revision"}
+        statement = insert(TENANTS).values(tenant=tenant, revision=revision, update_time=now, **bounds)
+        changed = statement.on_conflict_do_update(
+            index_elements=["tenant"],
+            set_={
+                "revision": sa.func.greatest(TENANTS.c.revision + 1, statement.excluded.revision),
+                "update_time": now,
+                **bounds,
+            },
+        )
+        async with self._connect() as connection:
+            return _tenant((await connection.execute(changed.returning(TENANTS))).mappings().one())
+
+    async def quotas(self) -> Mapping[str, Quota]:
+        """See tenants.TenantStore."""
+        async with self._connect() as connection:
+            rows = (await connection.execute(sa.select(TENANTS))).mappings()
+            return {row["tenant"]: _tenant(row).quota for row in rows}
+
+    async def list_tenants(self, tenant: str, after: str, count: int) -> list[Tenant]:
+        """See tenants.TenantStore."""
+        names = sa.union(sa.select(TENANTS.c.tenant), sa.select(API_KEYS.c.tenant)).subquery("names")
+        bounds = [column for column in TENANTS.columns if column.name != "tenant"]
+        query = (
+            sa.select(names.c.tenant, *bounds)
+            .select_from(names.outerjoin(TENANTS, TENANTS.c.tenant == names.c.tenant))
+            # By bytes: tokens and names mean the same whatever the database's own order of letters is.
+            .where(names.c.tenant.collate("C") > after)
+            .order_by(names.c.tenant.collate("C"))
+            .limit(count)
+        )
+        if tenant:
+            query = query.where(names.c.tenant == tenant)
+        async with self._connect() as connection:
+            return [_tenant(row) for row in (await connection.execute(query)).mappings()]
+
     async def record_uses(self, uses: Sequence[SandboxUse]) -> None:
         """Write uses; one that is there already only gets its end, if it has none."""
         rows = [{column.name: getattr(use, column.name) for column in SANDBOX_USAGE.columns} for use in uses]
@@ -219,6 +275,12 @@ class GatewayStore:
         async with self._connect() as connection:
             rows = (await connection.execute(query)).all()
         return [UsageSum(row[0], int(row[1]), float(row[2]), float(row[3]), float(row[4])) for row in rows]
+
+
+def _tenant(row: Mapping[Any, Any]) -> Tenant:
+    names = ("sandboxes", "cpu", "memory_bytes", "creates_per_second", "maximum_lifetime_ms")
+    quota = Quota(row["revision"] or 0, **{name: row[name] for name in names})
+    return Tenant(row["tenant"], quota, row["update_time"])
 
 
 def _api_key(row: Mapping[Any, Any]) -> ApiKey:

@@ -132,6 +132,28 @@ def test_administration(cli: Cli) -> None:
     assert b"roles" in err
 
 
+def test_tenants(cli: Cli) -> None:
+    assert cli.json("tenants", "set", "cli-tenant", "--sandboxes", "5", "--memory", "1GiB", "--lifetime", "7d")
+    # What is not given stays.
+    made = cli.json("tenants", "set", "cli-tenant", "--cpu", "2.5", "--sandboxes", "unlimited")
+    assert made["quota"] == {
+        "sandboxes": None,
+        "cpu": 2.5,
+        "memory_bytes": 1 << 30,
+        "creates_per_second": None,
+        "maximum_lifetime": 604_800.0,
+    }
+    assert cli.json("tenants", "list", "--tenant", "cli-tenant") == [made]
+    shown = cli("tenants", "list")[1].decode()
+    assert "cli-tenant" in shown
+    assert "1.0 GiB" in shown
+    assert "7d" in shown
+    code, _out, err = cli("tenants", "set", "cli-tenant", "--cpu", "many")
+    assert code == 2
+    assert b"--cpu" in err
+    assert cli("tenants", "set", "cli-tenant")[0] == 2
+
+
 def test_removing_what_is_not_there_fails_and_goes_on(cli: Cli) -> None:
     made = cli("create")[1].decode().strip()
     code, out, err = cli("rm", "not-there", made)

@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import pytest
 
 from services.common.errors import UnauthenticatedError
+from services.common.quota import Quota
 from services.common.tokens import (
     INTERNAL_AUDIENCE,
     Principal,
@@ -32,6 +35,20 @@ def test_a_principal_survives_the_trip() -> None:
     clock = Clock()
     token = Signer(KEY, clock=clock).principal_token(WHO)
     assert principal_of(make(INTERNAL_AUDIENCE, clock).verify(token)) == WHO
+
+
+def test_a_principal_carries_its_tenants_newest_quota() -> None:
+    clock = Clock()
+    signer, verifier = Signer(KEY, clock=clock), make(INTERNAL_AUDIENCE, clock)
+    first = replace(WHO, quota=Quota(7, sandboxes=10, cpu=2.5, maximum_lifetime_ms=1000))
+    raised = replace(WHO, quota=Quota(8, sandboxes=0))
+    for who in (first, WHO, raised):
+        assert principal_of(verifier.verify(signer.principal_token(who))) == who
+
+
+def test_what_a_newer_gateway_says_of_a_quota_is_ignored() -> None:
+    claims = {"tenant": "t", "sub": "k", "roles": [], "quota": {"revision": 1, "sandboxes": 2, "wishes": 3}}
+    assert principal_of(claims).quota == Quota(1, sandboxes=2)
 
 
 @pytest.mark.parametrize("token", [None, "", "x", "a.b.c", "é", "e30.e30."])

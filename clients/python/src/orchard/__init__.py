@@ -80,6 +80,10 @@ if TYPE_CHECKING:
         Process,
         Sandbox,
     )
+    from orchard._client.tenants import (
+        Quota,
+        Tenant,
+    )
     from orchard._client.transfers import (
         Progress,
     )
@@ -159,6 +163,7 @@ __all__ = [
     "Process",
     "Profile",
     "Progress",
+    "Quota",
     "QuotaExceeded",
     "Sandbox",
     "SandboxClient",
@@ -168,6 +173,7 @@ __all__ = [
     "SandboxStartFailed",
     "SandboxState",
     "SandboxUnavailable",
+    "Tenant",
     "Unauthenticated",
     "Unavailable",
     "Unimplemented",
@@ -219,6 +225,7 @@ _MODULES = {
         "UnsafeArchive",
         "Violation",
     ),
+    "tenants": ("Quota", "Tenant"),
     "transfers": ("Progress",),
     "options": (
         "Command",

@@ -12,7 +12,7 @@ except ImportError:  # an installation without the extra
 
 from typer.core import TyperGroup
 
-from orchard._cli import admin, commands, copying, execution, plugins
+from orchard._cli import admin, commands, copying, execution, plugins, tenants
 from orchard._cli.output import fail
 
 
@@ -71,6 +71,7 @@ app.command("rm")(commands.remove)
 app.command()(commands.wait)
 app.command()(admin.usage)
 app.add_typer(admin.keys, name="keys")
+app.add_typer(tenants.tenants, name="tenants")
 app.command()(admin.version)
 
 

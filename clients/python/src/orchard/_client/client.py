@@ -25,6 +25,7 @@ from orchard._client.options import (
 from orchard._client.profile import load_profile
 from orchard._client.sandbox import AsyncSandbox
 from orchard._client.session import Session
+from orchard._client.tenants import AsyncTenants
 from orchard._client.transport import CallContext
 from orchard._client.types import SandboxInfo, SandboxState, Usage, Version
 from orchard._client.units import Seconds, duration_seconds, seconds_of
@@ -97,6 +98,8 @@ class AsyncSandboxClient:
         self._session = Session(profile, retry_seconds=seconds_of("retry_timeout", retry_timeout))
         self.keys = AsyncKeys(self._session.transport)
         """API keys; needs the role admin."""
+        self.tenants = AsyncTenants(self._session.transport)
+        """Tenants and their quotas; needs the role admin."""
         self.images = AsyncImages(self._session.transport)
         """Images of a one-machine platform; needs the role admin."""
 

@@ -14,6 +14,7 @@ from orchard._client.runtime import grpc_module, leak
 from orchard.admin.v1 import (
     image_service_pb2_grpc,
     key_service_pb2_grpc,
+    tenant_service_pb2_grpc,
     usage_service_pb2_grpc,
     version_service_pb2_grpc,
 )
@@ -51,6 +52,7 @@ class Connection:
     file: file_service_pb2_grpc.FileServiceAsyncStub
     sandbox: sandbox_service_pb2_grpc.SandboxServiceAsyncStub
     key: key_service_pb2_grpc.KeyServiceAsyncStub
+    tenant: tenant_service_pb2_grpc.TenantServiceAsyncStub
     image: image_service_pb2_grpc.ImageServiceAsyncStub
     usage: usage_service_pb2_grpc.UsageServiceAsyncStub
     version: version_service_pb2_grpc.VersionServiceAsyncStub
@@ -85,6 +87,7 @@ def _connect(profile: Profile) -> Connection:
         file=file_service_pb2_grpc.FileServiceStub(any_channel),
         sandbox=sandbox_service_pb2_grpc.SandboxServiceStub(any_channel),
         key=key_service_pb2_grpc.KeyServiceStub(any_channel),
+        tenant=tenant_service_pb2_grpc.TenantServiceStub(any_channel),
         image=image_service_pb2_grpc.ImageServiceStub(any_channel),
         usage=usage_service_pb2_grpc.UsageServiceStub(any_channel),
         version=version_service_pb2_grpc.VersionServiceStub(any_channel),

@@ -15,6 +15,7 @@ from orchard._client.options import KEEP_ALIVE_SECONDS, CreateOptions, with_opti
 from orchard._client.portal import Portal
 from orchard._client.sandbox import AsyncSandbox
 from orchard._client.sync_sandbox import Sandbox
+from orchard._client.tenants import Tenant
 from orchard._client.types import (
     ApiKey,
     Image,
@@ -48,6 +49,8 @@ class SandboxClient:
         self._closed = False
         self.keys = Keys(self._portal, self._client)
         """API keys; needs the role admin."""
+        self.tenants = Tenants(self._portal, self._client)
+        """Tenants and their quotas; needs the role admin."""
         self.images = Images(self._portal, self._client)
         """Images of a one-machine platform; needs the role admin."""
         REGISTRY.add_client(self)
@@ -168,6 +171,40 @@ class Keys:
     def revoke(self, key_id: str) -> ApiKey:
         """Stop a key within a few seconds."""
         return self._portal.run(self._keys.revoke(key_id))
+
+
+class Tenants:
+    """See AsyncTenants."""
+
+    def __init__(self, portal: Portal, client: AsyncSandboxClient) -> None:
+        self._portal = portal
+        self._tenants = client.tenants
+
+    def set(
+        self,
+        tenant: str,
+        *,
+        sandboxes: int | None = None,
+        cpu: float | None = None,
+        memory: int | str | None = None,
+        creates_per_second: float | None = None,
+        maximum_lifetime: Seconds | None = None,
+    ) -> Tenant:
+        """Set a tenant's quota as a whole: what is left out is not bounded any more."""
+        return self._portal.run(
+            self._tenants.set(
+                tenant,
+                sandboxes=sandboxes,
+                cpu=cpu,
+                memory=memory,
+                creates_per_second=creates_per_second,
+                maximum_lifetime=maximum_lifetime,
+            )
+        )
+
+    def list(self, *, tenant: str = "") -> Iterator[Tenant]:
+        """Tenants that have a quota or a key, by name; or only one."""
+        return self._portal.iterate(self._tenants.list(tenant=tenant))
 
 
 class Images:

@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -97,6 +98,99 @@ class ApiKey(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ApiKey: _TypeAlias = ApiKey  # noqa: Y015
+
+@_typing.final
+class Tenant(_message.Message):
+    """Tenant is a group of API keys that share sandboxes and a quota."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    QUOTA_FIELD_NUMBER: _builtins.int
+    UPDATE_TIME_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Its name."""
+    @_builtins.property
+    def quota(self) -> Global___Quota:
+        """What its sandboxes may take together. Unset: it was never bounded."""
+
+    @_builtins.property
+    def update_time(self) -> _timestamp_pb2.Timestamp:
+        """When the quota was last set. Unset: never."""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        quota: Global___Quota | None = ...,
+        update_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["quota", b"quota", "update_time", b"update_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["quota", b"quota", "tenant", b"tenant", "update_time", b"update_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tenant: _TypeAlias = Tenant  # noqa: Y015
+
+@_typing.final
+class Quota(_message.Message):
+    """Quota bounds what a tenant's sandboxes take together. A create that does not fit waits in the queue; one that alone is over it is
+    RESOURCE_EXHAUSTED. Unset fields bound nothing.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SANDBOXES_FIELD_NUMBER: _builtins.int
+    CPU_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    CREATES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    MAXIMUM_LIFETIME_FIELD_NUMBER: _builtins.int
+    sandboxes: _builtins.int
+    """Sandboxes that may be there at once, from STARTING to their end. From 0 to 1,000,000."""
+    cpu: _builtins.float
+    """Virtual CPUs of their limits together; a sandbox without a limit counts none. From 0 to 1,000,000."""
+    memory_bytes: _builtins.int
+    """Bytes of memory of their limits together; a sandbox without a limit counts none. From 0 to 2^60."""
+    creates_per_second: _builtins.float
+    """Creates that leave the queue each second in the long run; a second's worth of them, at least one, may go at once. From 0.001 to
+    100,000.
+    """
+    @_builtins.property
+    def maximum_lifetime(self) -> _duration_pb2.Duration:
+        """How long each sandbox may live, however often its end is moved. From 1 s to 365 days."""
+
+    def __init__(
+        self,
+        *,
+        sandboxes: _builtins.int | None = ...,
+        cpu: _builtins.float | None = ...,
+        memory_bytes: _builtins.int | None = ...,
+        creates_per_second: _builtins.float | None = ...,
+        maximum_lifetime: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpu", b"_cpu", "_creates_per_second", b"_creates_per_second", "_memory_bytes", b"_memory_bytes", "_sandboxes", b"_sandboxes", "cpu", b"cpu", "creates_per_second", b"creates_per_second", "maximum_lifetime", b"maximum_lifetime", "memory_bytes", b"memory_bytes", "sandboxes", b"sandboxes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpu", b"_cpu", "_creates_per_second", b"_creates_per_second", "_memory_bytes", b"_memory_bytes", "_sandboxes", b"_sandboxes", "cpu", b"cpu", "creates_per_second", b"creates_per_second", "maximum_lifetime", b"maximum_lifetime", "memory_bytes", b"memory_bytes", "sandboxes", b"sandboxes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cpu: _TypeAlias = _typing.Literal["cpu"]  # noqa: Y015
+    _WhichOneofArgType__cpu: _TypeAlias = _typing.Literal["_cpu", b"_cpu"]  # noqa: Y015
+    _WhichOneofReturnType__creates_per_second: _TypeAlias = _typing.Literal["creates_per_second"]  # noqa: Y015
+    _WhichOneofArgType__creates_per_second: _TypeAlias = _typing.Literal["_creates_per_second", b"_creates_per_second"]  # noqa: Y015
+    _WhichOneofReturnType__memory_bytes: _TypeAlias = _typing.Literal["memory_bytes"]  # noqa: Y015
+    _WhichOneofArgType__memory_bytes: _TypeAlias = _typing.Literal["_memory_bytes", b"_memory_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__sandboxes: _TypeAlias = _typing.Literal["sandboxes"]  # noqa: Y015
+    _WhichOneofArgType__sandboxes: _TypeAlias = _typing.Literal["_sandboxes", b"_sandboxes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cpu) -> _WhichOneofReturnType__cpu | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__creates_per_second) -> _WhichOneofReturnType__creates_per_second | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_bytes) -> _WhichOneofReturnType__memory_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sandboxes) -> _WhichOneofReturnType__sandboxes | None: ...
+
+Global___Quota: _TypeAlias = Quota  # noqa: Y015
 
 @_typing.final
 class Image(_message.Message):

@@ -23,21 +23,28 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from orchard.admin.v1 import admin_pb2 as orchard_dot_admin_dot_v1_dot_admin__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&orchard/sandbox/v1/lease_service.proto\x12\x12orchard.sandbox.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"P\n\x15ReportActivityRequest\x12\x37\n\nactivities\x18\x01 \x03(\x0b\x32#.orchard.sandbox.v1.SandboxActivity\"x\n\x0fSandboxActivity\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nsandbox_id\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12\x34\n\x10last_active_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x18\n\x16ReportActivityResponse2w\n\x0cLeaseService\x12g\n\x0eReportActivity\x12).orchard.sandbox.v1.ReportActivityRequest\x1a*.orchard.sandbox.v1.ReportActivityResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&orchard/sandbox/v1/lease_service.proto\x12\x12orchard.sandbox.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1corchard/admin/v1/admin.proto\"P\n\x15ReportActivityRequest\x12\x37\n\nactivities\x18\x01 \x03(\x0b\x32#.orchard.sandbox.v1.SandboxActivity\"x\n\x0fSandboxActivity\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nsandbox_id\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12\x34\n\x10last_active_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x18\n\x16ReportActivityResponse\"D\n\x11NoteQuotasRequest\x12/\n\x06quotas\x18\x01 \x03(\x0b\x32\x1f.orchard.sandbox.v1.TenantQuota\"W\n\x0bTenantQuota\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12&\n\x05quota\x18\x02 \x01(\x0b\x32\x17.orchard.admin.v1.Quota\x12\x10\n\x08revision\x18\x03 \x01(\x03\"\x14\n\x12NoteQuotasResponse2\xd4\x01\n\x0cLeaseService\x12g\n\x0eReportActivity\x12).orchard.sandbox.v1.ReportActivityRequest\x1a*.orchard.sandbox.v1.ReportActivityResponse\x12[\n\nNoteQuotas\x12%.orchard.sandbox.v1.NoteQuotasRequest\x1a&.orchard.sandbox.v1.NoteQuotasResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'orchard.sandbox.v1.lease_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REPORTACTIVITYREQUEST']._serialized_start=95
-  _globals['_REPORTACTIVITYREQUEST']._serialized_end=175
-  _globals['_SANDBOXACTIVITY']._serialized_start=177
-  _globals['_SANDBOXACTIVITY']._serialized_end=297
-  _globals['_REPORTACTIVITYRESPONSE']._serialized_start=299
-  _globals['_REPORTACTIVITYRESPONSE']._serialized_end=323
-  _globals['_LEASESERVICE']._serialized_start=325
-  _globals['_LEASESERVICE']._serialized_end=444
+  _globals['_REPORTACTIVITYREQUEST']._serialized_start=125
+  _globals['_REPORTACTIVITYREQUEST']._serialized_end=205
+  _globals['_SANDBOXACTIVITY']._serialized_start=207
+  _globals['_SANDBOXACTIVITY']._serialized_end=327
+  _globals['_REPORTACTIVITYRESPONSE']._serialized_start=329
+  _globals['_REPORTACTIVITYRESPONSE']._serialized_end=353
+  _globals['_NOTEQUOTASREQUEST']._serialized_start=355
+  _globals['_NOTEQUOTASREQUEST']._serialized_end=423
+  _globals['_TENANTQUOTA']._serialized_start=425
+  _globals['_TENANTQUOTA']._serialized_end=512
+  _globals['_NOTEQUOTASRESPONSE']._serialized_start=514
+  _globals['_NOTEQUOTASRESPONSE']._serialized_end=534
+  _globals['_LEASESERVICE']._serialized_start=537
+  _globals['_LEASESERVICE']._serialized_end=749
 # @@protoc_insertion_point(module_scope)

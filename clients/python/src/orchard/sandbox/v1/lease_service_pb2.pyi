@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from orchard.admin.v1 import admin_pb2 as _admin_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -95,3 +96,76 @@ class ReportActivityResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportActivityResponse: _TypeAlias = ReportActivityResponse  # noqa: Y015
+
+@_typing.final
+class NoteQuotasRequest(_message.Message):
+    """NoteQuotasRequest is what has changed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUOTAS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def quotas(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantQuota]:
+        """At most 1,000."""
+
+    def __init__(
+        self,
+        *,
+        quotas: _abc.Iterable[Global___TenantQuota] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["quotas", b"quotas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NoteQuotasRequest: _TypeAlias = NoteQuotasRequest  # noqa: Y015
+
+@_typing.final
+class TenantQuota(_message.Message):
+    """TenantQuota is one tenant's quota as of a change."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    QUOTA_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """The tenant."""
+    revision: _builtins.int
+    """Number of the change; grows for each tenant."""
+    @_builtins.property
+    def quota(self) -> _admin_pb2.Quota:
+        """Its quota, as a whole."""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        quota: _admin_pb2.Quota | None = ...,
+        revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["quota", b"quota"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["quota", b"quota", "revision", b"revision", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantQuota: _TypeAlias = TenantQuota  # noqa: Y015
+
+@_typing.final
+class NoteQuotasResponse(_message.Message):
+    """NoteQuotasResponse is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NoteQuotasResponse: _TypeAlias = NoteQuotasResponse  # noqa: Y015

@@ -40,6 +40,11 @@ class LeaseServiceStub:
                 request_serializer=orchard_dot_sandbox_dot_v1_dot_lease__service__pb2.ReportActivityRequest.SerializeToString,
                 response_deserializer=orchard_dot_sandbox_dot_v1_dot_lease__service__pb2.ReportActivityResponse.FromString,
                 _registered_method=True)
+        self.NoteQuotas = channel.unary_unary(
+                '/orchard.sandbox.v1.LeaseService/NoteQuotas',
+                request_serializer=orchard_dot_sandbox_dot_v1_dot_lease__service__pb2.NoteQuotasRequest.SerializeToString,
+                response_deserializer=orchard_dot_sandbox_dot_v1_dot_lease__service__pb2.NoteQuotasResponse.FromString,
+                _registered_method=True)
 
 
 class LeaseServiceServicer:
@@ -54,6 +59,14 @@ class LeaseServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def NoteQuotas(self, request, context):
+        """NoteQuotas tells of quotas that were changed, so that queued creates that fit now need not wait for their tenant's next call, whose
+        principal would tell the same. Idempotent; a revision that is not newer changes nothing. Errors: UNAVAILABLE (store away; retry).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LeaseServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +74,11 @@ def add_LeaseServiceServicer_to_server(servicer, server):
                     servicer.ReportActivity,
                     request_deserializer=orchard_dot_sandbox_dot_v1_dot_lease__service__pb2.ReportActivityRequest.FromString,
                     response_serializer=orchard_dot_sandbox_dot_v1_dot_lease__service__pb2.ReportActivityResponse.SerializeToString,
+            ),
+            'NoteQuotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.NoteQuotas,
+                    request_deserializer=orchard_dot_sandbox_dot_v1_dot_lease__service__pb2.NoteQuotasRequest.FromString,
+                    response_serializer=orchard_dot_sandbox_dot_v1_dot_lease__service__pb2.NoteQuotasResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -91,6 +109,33 @@ class LeaseService:
             '/orchard.sandbox.v1.LeaseService/ReportActivity',
             orchard_dot_sandbox_dot_v1_dot_lease__service__pb2.ReportActivityRequest.SerializeToString,
             orchard_dot_sandbox_dot_v1_dot_lease__service__pb2.ReportActivityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NoteQuotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/orchard.sandbox.v1.LeaseService/NoteQuotas',
+            orchard_dot_sandbox_dot_v1_dot_lease__service__pb2.NoteQuotasRequest.SerializeToString,
+            orchard_dot_sandbox_dot_v1_dot_lease__service__pb2.NoteQuotasResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,10 @@ class LeaseServiceStub:
     """ReportActivity renews the idle leases of sandboxes in which commands or files were used. Sent in batches every five
     seconds; losing one costs at most that much idle time. Errors: UNAVAILABLE (store away; the next batch covers it).
     """
+    NoteQuotas: _grpc.UnaryUnaryMultiCallable[_lease_service_pb2.NoteQuotasRequest, _lease_service_pb2.NoteQuotasResponse]
+    """NoteQuotas tells of quotas that were changed, so that queued creates that fit now need not wait for their tenant's next call, whose
+    principal would tell the same. Idempotent; a revision that is not newer changes nothing. Errors: UNAVAILABLE (store away; retry).
+    """
 
 @_typing.type_check_only
 class LeaseServiceAsyncStub(LeaseServiceStub):
@@ -46,6 +50,10 @@ class LeaseServiceAsyncStub(LeaseServiceStub):
     ReportActivity: _aio.UnaryUnaryMultiCallable[_lease_service_pb2.ReportActivityRequest, _lease_service_pb2.ReportActivityResponse]  # type: ignore[assignment]
     """ReportActivity renews the idle leases of sandboxes in which commands or files were used. Sent in batches every five
     seconds; losing one costs at most that much idle time. Errors: UNAVAILABLE (store away; the next batch covers it).
+    """
+    NoteQuotas: _aio.UnaryUnaryMultiCallable[_lease_service_pb2.NoteQuotasRequest, _lease_service_pb2.NoteQuotasResponse]  # type: ignore[assignment]
+    """NoteQuotas tells of quotas that were changed, so that queued creates that fit now need not wait for their tenant's next call, whose
+    principal would tell the same. Idempotent; a revision that is not newer changes nothing. Errors: UNAVAILABLE (store away; retry).
     """
 
 class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -59,6 +67,16 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_lease_service_pb2.ReportActivityResponse, _abc.Awaitable[_lease_service_pb2.ReportActivityResponse]]:
         """ReportActivity renews the idle leases of sandboxes in which commands or files were used. Sent in batches every five
         seconds; losing one costs at most that much idle time. Errors: UNAVAILABLE (store away; the next batch covers it).
+        """
+
+    @_abc_1.abstractmethod
+    def NoteQuotas(
+        self,
+        request: _lease_service_pb2.NoteQuotasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_lease_service_pb2.NoteQuotasResponse, _abc.Awaitable[_lease_service_pb2.NoteQuotasResponse]]:
+        """NoteQuotas tells of quotas that were changed, so that queued creates that fit now need not wait for their tenant's next call, whose
+        principal would tell the same. Idempotent; a revision that is not newer changes nothing. Errors: UNAVAILABLE (store away; retry).
         """
 
 def add_LeaseServiceServicer_to_server(servicer: LeaseServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

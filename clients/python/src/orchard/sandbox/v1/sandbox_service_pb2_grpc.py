@@ -82,7 +82,7 @@ class SandboxServiceServicer:
         ALREADY_EXISTS (SANDBOX_EXISTS: the id is taken by another request; REQUEST_ID_REUSED: the request id was used with another
         spec; REQUEST_ENDED: what this request made has ended and its id was used again), NOT_FOUND
         (the image was never imported; process runtime), RESOURCE_EXHAUSTED (QUEUE_FULL: the tenant's queue of 10,000;
-        SECRET_ENV_BACKLOG), UNAVAILABLE (LEASE_STORE_UNAVAILABLE, LEASE_STORE_REBUILDING; retry).
+        TENANT_QUOTA: it alone is over the tenant's quota, field named; SECRET_ENV_BACKLOG), UNAVAILABLE (LEASE_STORE_UNAVAILABLE, LEASE_STORE_REBUILDING; retry).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

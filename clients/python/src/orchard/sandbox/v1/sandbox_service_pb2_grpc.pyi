@@ -39,7 +39,7 @@ class SandboxServiceStub:
     ALREADY_EXISTS (SANDBOX_EXISTS: the id is taken by another request; REQUEST_ID_REUSED: the request id was used with another
     spec; REQUEST_ENDED: what this request made has ended and its id was used again), NOT_FOUND
     (the image was never imported; process runtime), RESOURCE_EXHAUSTED (QUEUE_FULL: the tenant's queue of 10,000;
-    SECRET_ENV_BACKLOG), UNAVAILABLE (LEASE_STORE_UNAVAILABLE, LEASE_STORE_REBUILDING; retry).
+    TENANT_QUOTA: it alone is over the tenant's quota, field named; SECRET_ENV_BACKLOG), UNAVAILABLE (LEASE_STORE_UNAVAILABLE, LEASE_STORE_REBUILDING; retry).
     """
     GetSandbox: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.GetSandboxRequest, _sandbox_service_pb2.GetSandboxResponse]
     """GetSandbox returns one sandbox, also for 24 h after its end. Errors: NOT_FOUND."""
@@ -69,7 +69,7 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     ALREADY_EXISTS (SANDBOX_EXISTS: the id is taken by another request; REQUEST_ID_REUSED: the request id was used with another
     spec; REQUEST_ENDED: what this request made has ended and its id was used again), NOT_FOUND
     (the image was never imported; process runtime), RESOURCE_EXHAUSTED (QUEUE_FULL: the tenant's queue of 10,000;
-    SECRET_ENV_BACKLOG), UNAVAILABLE (LEASE_STORE_UNAVAILABLE, LEASE_STORE_REBUILDING; retry).
+    TENANT_QUOTA: it alone is over the tenant's quota, field named; SECRET_ENV_BACKLOG), UNAVAILABLE (LEASE_STORE_UNAVAILABLE, LEASE_STORE_REBUILDING; retry).
     """
     GetSandbox: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.GetSandboxRequest, _sandbox_service_pb2.GetSandboxResponse]  # type: ignore[assignment]
     """GetSandbox returns one sandbox, also for 24 h after its end. Errors: NOT_FOUND."""
@@ -102,7 +102,7 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         ALREADY_EXISTS (SANDBOX_EXISTS: the id is taken by another request; REQUEST_ID_REUSED: the request id was used with another
         spec; REQUEST_ENDED: what this request made has ended and its id was used again), NOT_FOUND
         (the image was never imported; process runtime), RESOURCE_EXHAUSTED (QUEUE_FULL: the tenant's queue of 10,000;
-        SECRET_ENV_BACKLOG), UNAVAILABLE (LEASE_STORE_UNAVAILABLE, LEASE_STORE_REBUILDING; retry).
+        TENANT_QUOTA: it alone is over the tenant's quota, field named; SECRET_ENV_BACKLOG), UNAVAILABLE (LEASE_STORE_UNAVAILABLE, LEASE_STORE_REBUILDING; retry).
         """
 
     @_abc_1.abstractmethod

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Final
 
 from sqlalchemy import create_engine, text
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
+from services.common.errors import UnavailableError
 from services.common.tls import TlsFiles, postgres_arguments
+
+_TRANSACTION_SECONDS: Final = 15.0  # above what connecting and one statement may take
+AWAY: Final = (OperationalError, InterfaceError, PoolTimeoutError, OSError, TimeoutError)
 
 
 def driver_url(database_url: str) -> str:
@@ -36,6 +46,32 @@ def connect(database_url: str, *, pool_size: int = 5, tls: TlsFiles | None = Non
         pool_pre_ping=True,
         connect_args={"connect_timeout": 5, "options": "-c statement_timeout=10000", **postgres_arguments(tls)},
     )
+
+
+class Database:
+    """Transactions that end in time; the database away is UNAVAILABLE, a mistake of ours stays what it is."""
+
+    def __init__(self, engine: AsyncEngine, *, timeout_seconds: float = _TRANSACTION_SECONDS) -> None:
+        self._engine = engine
+        self._timeout = timeout_seconds
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._engine.dispose()
+
+    @asynccontextmanager
+    async def transaction(self, *, timeout_seconds: float | None = None) -> AsyncIterator[AsyncConnection]:
+        """One transaction, committed on the way out.
+
+        Raises:
+            UnavailableError: the database does not answer.
+        """
+        try:
+            # The server's own limit on statements does not help where the server itself stands still.
+            async with asyncio.timeout(timeout_seconds or self._timeout), self._engine.begin() as connection:
+                yield connection
+        except AWAY as error:
+            raise UnavailableError("the database does not answer; retry", reason="DATABASE_UNAVAILABLE") from error
 
 
 def migrate(

@@ -144,6 +144,13 @@ class ResourceExhaustedError(OrchardError):
         return [*super().details(), failure]
 
 
+class AbortedError(OrchardError):
+    """Somebody else changed the same thing; read it again before anything else is tried."""
+
+    code = grpc.StatusCode.ABORTED
+    default_reason = "ABORTED"
+
+
 class UnavailableError(OrchardError):
     """A dependency is away or the server stops: retry after the given delay."""
 

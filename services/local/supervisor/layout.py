@@ -32,7 +32,17 @@ _POSTGRES_STOP: Final[tuple[StopStep, ...]] = ((signal.SIGINT, 10.0), (signal.SI
 
 # What speaks to the client of this shell's user, and what this layout decides itself.
 _NOT_INHERITED: Final = frozenset(
-    {"ORCHARD_ENDPOINT", "ORCHARD_API_KEY", "ORCHARD_LISTEN", "DATABASE_URL", "REDIS_URL"}
+    {
+        "ORCHARD_ENDPOINT",
+        "ORCHARD_API_KEY",
+        "ORCHARD_CA_FILE",
+        "ORCHARD_CERT_FILE",
+        "ORCHARD_KEY_FILE",
+        "ORCHARD_INSECURE",
+        "ORCHARD_LISTEN",
+        "DATABASE_URL",
+        "REDIS_URL",
+    }
 )
 
 
@@ -59,6 +69,23 @@ class Layout:
     log_level: str
 
     @property
+    def gateway_tls(self) -> bool:
+        """Whether the gateway serves TLS: the user's environment names its certificate."""
+        return bool(self.environment.get("ORCHARD_TLS_CERT_FILE"))
+
+    @property
+    def endpoint(self) -> str:
+        """The gateway's, for clients on this machine."""
+        return f"https://{self.listen.endpoint}" if self.gateway_tls else self.listen.endpoint
+
+    @property
+    def client_files(self) -> dict[str, str]:
+        """What clients on this machine need for TLS, as far as the user's environment names it."""
+        names = ("ca_file", "cert_file", "key_file") if self.gateway_tls else ()
+        found = {name: self.environment.get(f"ORCHARD_{name.upper()}", "") for name in names}
+        return {name: str(Path(path).absolute()) for name, path in found.items() if path}
+
+    @property
     def keys(self) -> KeyFiles:
         """Key files."""
         return KeyFiles(self.data / "keys", self.environment.get("DATABASE_URL", ""))
@@ -74,6 +101,12 @@ class Layout:
         if self.environment.get("REDIS_URL"):
             return None
         return Valkey(self.data / "valkey", self.run / "valkey.sock")
+
+    def health_address(self, service: str) -> str:
+        """Where a service tells its health in the clear: the supervisor need not be a client that it would let in."""
+        if service != "gateway":
+            return self.address(service)
+        return f"unix:{self.run / 'gateway-health'}.sock" if self.gateway_tls else self.listen.endpoint
 
     def address(self, service: str) -> str:
         """Where a service listens."""
@@ -125,6 +158,7 @@ class Layout:
                 "ORCHARD_DATABASE_URL": database,
                 "ORCHARD_SIGNING_KEY_FILE": str(self.keys.signing),
                 "ORCHARD_SCHEDULER_ADDRESS": self.address("scheduler"),
+                "ORCHARD_HEALTH_LISTEN": self.health_address("gateway") if self.gateway_tls else "",
                 "ORCHARD_RUNTIME": "process",
             }
         )
@@ -141,7 +175,7 @@ class Layout:
 
     def service_unit(self, service: str) -> UnitSpec:
         """A service of ours."""
-        address = self.listen.endpoint if service == "gateway" else self.address(service)
+        address = self.health_address(service)
 
         async def watch(_child: Child, report: Report) -> None:
             await watch_health(address, report)

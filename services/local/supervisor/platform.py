@@ -155,7 +155,6 @@ class Platform:
         await self._data.wait_for_leftovers(self._output.say)
         listen = choose_listen(options.listen)
         self._data.write_holder(listen.endpoint)
-        self.endpoint = listen.endpoint
         run = run_directory_of(self._data.path, options.environment)
         self._run_lock = make_run_directory(run)
         self._lifeline = os.pipe()
@@ -168,9 +167,13 @@ class Platform:
             options.log_format,
             options.log_level,
         )
+        self.endpoint = self._layout.endpoint
         self._children = Children(pass_fds=(self._lifeline[0], self._data.processes_fd), adopt=options.subreaper)
-        if listen.beyond_this_machine:
-            self._output.shout(f"{listen.address} can be reached from other machines, without TLS")
+        if listen.beyond_this_machine and not self._layout.gateway_tls:
+            self._output.shout(
+                f"{listen.address} can be reached from other machines, without TLS: set ORCHARD_TLS_CERT_FILE and "
+                "ORCHARD_TLS_KEY_FILE"
+            )
         async with asyncio.timeout(options.ready_seconds) as limit:
             try:
                 await self._start_units(self._layout, self._children)
@@ -215,7 +218,9 @@ class Platform:
         finally:
             asking.cancel()
         if self.options.profile is not None:
-            self.profile_note = write_profile(self.options.profile, endpoint=self.endpoint, api_key=self.api_key)
+            self.profile_note = write_profile(
+                self.options.profile, endpoint=self.endpoint, api_key=self.api_key, files=layout.client_files
+            )
 
     async def _migrate(self, postgres: Postgres | None, children: Children, layout: Layout) -> None:
         if postgres:

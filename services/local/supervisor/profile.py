@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -13,15 +14,16 @@ from services.local.supervisor.files import write_private
 _BACKUPS: Final = 100
 
 
-def write_profile(path: Path, *, endpoint: str, api_key: str) -> str:
+def write_profile(path: Path, *, endpoint: str, api_key: str, files: Mapping[str, str] | None = None) -> str:
     """Write it, mode 0600, and return what a person should know about that ("" if nothing).
 
-    A profile with another key is not ours, so it is kept beside the new one. `orchard.load_profile` reads it.
+    `files` are those of a client's TLS, by their names in the profile. A profile with another key is not ours, so it
+    is kept beside the new one. `orchard.load_profile` reads it.
 
     Raises:
         PlatformError: the file cannot be written.
     """
-    text = json.dumps({"endpoint": endpoint, "api_key": api_key}, indent=2) + "\n"
+    text = json.dumps({"endpoint": endpoint, "api_key": api_key, **(files or {})}, indent=2) + "\n"
     try:
         path = path.resolve()
         old = path.read_text(encoding="utf-8") if path.exists() else ""

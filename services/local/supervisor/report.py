@@ -32,7 +32,9 @@ def ready_text(platform: Platform) -> str:
 
 def _tries(platform: Platform) -> list[str]:
     key = platform.layout.keys.api_key
-    call = f"{platform.endpoint} orchard.sandbox.v1.SandboxService/ListSandboxes"
+    call = f"{platform.layout.listen.endpoint} orchard.sandbox.v1.SandboxService/ListSandboxes"
+    ca = platform.layout.client_files.get("ca_file")
+    security = "-plaintext" if not platform.layout.gateway_tls else f"-cacert {shlex.quote(ca)}" if ca else ""
     return [
         "orchard create",
         "",
@@ -41,7 +43,7 @@ def _tries(platform: Platform) -> list[str]:
         "END",
         "",
         f'KEY=$(sed \'s/.*"secret": "\\([^"]*\\).*/\\1/\' {shlex.quote(str(key))})',
-        f'grpcurl -plaintext -H "authorization: Bearer $KEY" {call}',
+        f'grpcurl {security} -H "authorization: Bearer $KEY" {call}',
     ]
 
 

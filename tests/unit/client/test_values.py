@@ -253,11 +253,28 @@ def test_a_missing_or_broken_profile_says_what_to_do(tmp_path: Path, content: st
         assert "orchard up" in str(caught.value)
 
 
+def test_files_for_tls_come_from_the_environment_or_with_the_stored_endpoint(tmp_path: Path) -> None:
+    environ = {"ORCHARD_CONFIG_DIR": str(tmp_path)}
+    stored = {"endpoint": "https://x:1", "api_key": "k", "ca_file": "/ca", "cert_file": "/c", "key_file": "/k"}
+    (tmp_path / "profile.json").write_text(json.dumps(stored))
+    assert load_profile(environ=environ) == Profile("https://x:1", "k", "/ca", "/c", "/k")
+    overridden = {**environ, "ORCHARD_CA_FILE": "/other", "ORCHARD_INSECURE": "1"}
+    assert load_profile(environ=overridden) == Profile("https://x:1", "k", "/other", "/c", "/k", insecure=True)
+    # Nothing that is stored for one platform is used with another.
+    elsewhere = {**environ, "ORCHARD_ENDPOINT": "https://y:1", "ORCHARD_API_KEY": "mine"}
+    assert load_profile(environ=elsewhere) == Profile("https://y:1", "mine")
+    with pytest.raises(orchard.ConfigurationError, match="ORCHARD_INSECURE must be 1 or 0"):
+        load_profile("x:1", "k", environ={**environ, "ORCHARD_INSECURE": "perhaps"})
+
+
 def test_targets() -> None:
     assert Profile("https://host:443/", "k").target == "host:443"
     assert Profile("unix:/tmp/s", "k").is_local
     assert Profile("127.0.0.1:1", "k").is_local
     assert not Profile("http://far:80", "k").is_local
+    assert not Profile("127.0.0.1.example.org:80", "k").is_local
+    assert Profile("grpcs://host:1", "k").uses_tls
+    assert not Profile("grpc://host:1", "k").uses_tls
 
 
 # Loading

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 try:
     import typer
@@ -58,6 +59,19 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def options(
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Send the API key in the clear to another machine too.")
+    ] = False,
+) -> None:
+    """Options of every command."""
+    if insecure:
+        os.environ["ORCHARD_INSECURE"] = "1"
+
+
 app.command()(commands.create)
 app.command("list")(commands.list_sandboxes)
 app.command()(commands.get)

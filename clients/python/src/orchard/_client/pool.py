@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import weakref
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
-from orchard._client.errors import ClientClosed, ConfigurationError, OrchardError
+from orchard._client.errors import ClientClosed, OrchardError
 from orchard._client.profile import Profile
 from orchard._client.runtime import grpc_module, leak
+from orchard._client.tls import Credentials
 from orchard.admin.v1 import (
     image_service_pb2_grpc,
     key_service_pb2_grpc,
@@ -43,7 +44,7 @@ _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
 )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, weakref_slot=True, slots=True)
 class Connection:
     """One channel with its stubs."""
 
@@ -68,15 +69,11 @@ class Connection:
         self.calls -= 1
 
 
-def _connect(profile: Profile) -> Connection:
+def _connect(profile: Profile, credentials: Credentials | None) -> Connection:
     grpc = grpc_module()
     options = [*_OPTIONS, *((("grpc.enable_http_proxy", 0),) if profile.is_local else ())]
-    if profile.endpoint.startswith("https://"):
-        try:
-            roots = Path(profile.ca_file).read_bytes() if profile.ca_file else None
-        except OSError as error:
-            raise ConfigurationError(f"cannot read the CA file {profile.ca_file}: {error.strerror}") from None
-        channel = grpc.aio.secure_channel(profile.target, grpc.ssl_channel_credentials(roots), options=options)
+    if credentials is not None:
+        channel = grpc.aio.secure_channel(profile.target, credentials.make(), options=options)
     else:
         channel = grpc.aio.insecure_channel(profile.target, options=options)
     # The stub classes are the async ones when given an async channel; the generated types say so in an overload.
@@ -95,11 +92,18 @@ def _connect(profile: Profile) -> Connection:
 
 
 class Pool:
-    """Connections of one client. Belongs to the event loop that it is first used on, until that loop is closed."""
+    """Connections of one client. Belongs to the event loop that it is first used on, until that loop is closed.
+
+    Raises, when it is made:
+        ConfigurationError: a file for TLS cannot be used.
+    """
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
+        self._credentials = Credentials(profile) if profile.uses_tls else None
         self._connections: list[Connection] = []
+        # Made with files that have changed since; each goes with its last call.
+        self._outdated: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = os.getpid()
         self._closed = False
@@ -114,16 +118,19 @@ class Pool:
         if self._closed:
             raise ClientClosed("this client was closed; make a new one")
         self._adopt(asyncio.get_running_loop())
+        if self._credentials is not None and self._credentials.changed():
+            self._outdated.update(self._connections)
+            self._connections = []
         chosen = min(self._connections, key=lambda connection: connection.calls, default=None)
         full = chosen is None or chosen.calls >= STREAMS_PER_CONNECTION
         if chosen is None or (full and len(self._connections) < MAXIMUM_CONNECTIONS):
-            chosen = _connect(self.profile)
+            chosen = _connect(self.profile, self._credentials)
             self._connections.append(chosen)
         return chosen
 
     def _adopt(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._pid != os.getpid():
-            leak(self._connections)
+            leak([*self._connections, *self._outdated])
             self._connections, self._loop, self._pid = [], None, os.getpid()
         if self._loop is loop:
             return
@@ -137,6 +144,6 @@ class Pool:
     async def close(self) -> None:
         """Close every connection; calls in flight end."""
         self._closed = True
-        connections, self._connections = self._connections, []
+        connections, self._connections = [*self._connections, *self._outdated], []
         if self._pid == os.getpid() and self._loop is asyncio.get_running_loop():
             await asyncio.gather(*(connection.channel.close() for connection in connections))

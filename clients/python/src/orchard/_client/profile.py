@@ -7,8 +7,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from orchard._client.errors import ConfigurationError
+
+_WITH_TLS: Final = ("https://", "grpcs://")
+_IN_THE_CLEAR: Final = ("http://", "grpc://")
 
 
 @dataclass(frozen=True)
@@ -16,22 +20,57 @@ class Profile:
     """A connection: endpoint and API key."""
 
     endpoint: str
-    """"host:port" or "http://host:port" in the clear, "https://host:port" with TLS, "unix:/path" for a socket."""
+    """"https://host:port" (or grpcs://) with TLS, "host:port" (or http://, grpc://) in the clear, "unix:/path" for a
+    socket.
+    """
     api_key: str = field(repr=False)
     """The key; sent in call metadata only."""
     ca_file: str = ""
-    """PEM file of the authorities to trust with https; empty: the system's."""
+    """PEM file of the authorities to trust with https; empty: the system's. Read again when it changes."""
+    cert_file: str = ""
+    """PEM file of a client certificate, for a platform that asks for one. Read again when it changes."""
+    key_file: str = ""
+    """PEM file of its private key."""
+    insecure: bool = False
+    """Send the API key in the clear to another machine too."""
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether calls are encrypted."""
+        return self.endpoint.startswith(_WITH_TLS)
 
     @property
     def target(self) -> str:
         """The endpoint as gRPC wants it."""
-        return self.endpoint.removeprefix("https://").removeprefix("http://").rstrip("/")
+        endpoint = self.endpoint
+        for scheme in (*_WITH_TLS, *_IN_THE_CLEAR):
+            endpoint = endpoint.removeprefix(scheme)
+        return endpoint.rstrip("/")
 
     @property
     def is_local(self) -> bool:
         """Whether it is this machine, which no proxy can reach."""
-        host = self.target.rpartition(":")[0]
-        return self.target.startswith("unix:") or host in ("localhost", "127.0.0.1", "[::1]")
+        host = self.target.rpartition(":")[0] or self.target
+        return self.target.startswith("unix:") or host in ("localhost", "[::1]") or _is_loopback(host)
+
+    def check(self) -> None:
+        """Make sure that the key may be sent there.
+
+        Raises:
+            ConfigurationError: the endpoint is none, or the key would go over a network in the clear.
+        """
+        if not self.target or ("/" in self.target and not self.target.startswith("unix:")):
+            raise ConfigurationError(
+                f"the endpoint {self.endpoint!r} is none of https://host:port, host:port and unix:/path: "
+                "set ORCHARD_ENDPOINT to one",
+                reason="ENDPOINT_INVALID",
+            )
+        if not (self.uses_tls or self.is_local or self.insecure):
+            raise ConfigurationError(
+                f"the API key would go in the clear over the network to {self.target}: use https://{self.target}, or "
+                "set ORCHARD_INSECURE=1 (`orchard --insecure`) where nobody else can listen",
+                reason="ENDPOINT_INSECURE",
+            )
 
 
 def profile_path(environ: Mapping[str, str] = os.environ) -> Path:
@@ -45,14 +84,16 @@ def profile_path(environ: Mapping[str, str] = os.environ) -> Path:
 def load_profile(
     endpoint: str | None = None, api_key: str | None = None, *, environ: Mapping[str, str] = os.environ
 ) -> Profile:
-    """Put a profile together: arguments first, then ORCHARD_ENDPOINT and ORCHARD_API_KEY, then the profile file.
+    """Put a profile together: arguments first, then ORCHARD_ENDPOINT and ORCHARD_API_KEY, then the profile file. With
+    TLS also ORCHARD_CA_FILE, ORCHARD_CERT_FILE and ORCHARD_KEY_FILE; ORCHARD_INSECURE=1 is Profile.insecure.
 
     Raises:
         ConfigurationError: endpoint or key is to be found nowhere, or the file cannot be read.
     """
     endpoint = endpoint or environ.get("ORCHARD_ENDPOINT")
     api_key = api_key or environ.get("ORCHARD_API_KEY")
-    ca_file = environ.get("ORCHARD_CA_FILE", "")
+    files = {name: environ.get(f"ORCHARD_{name.upper()}", "") for name in ("ca_file", "cert_file", "key_file")}
+    insecure = _flag(environ.get("ORCHARD_INSECURE", ""))
     path = profile_path(environ)
     if not (endpoint and api_key):
         stored = _read(path)
@@ -63,7 +104,9 @@ def load_profile(
             )
         endpoint = endpoint or stored.get("endpoint")
         api_key = api_key or stored.get("api_key")
-        ca_file = ca_file or stored.get("ca_file", "")
+        if endpoint == stored.get("endpoint"):
+            files = {name: given or stored.get(name, "") for name, given in files.items()}
+            insecure = insecure or _flag(stored.get("insecure", ""))
     if not endpoint:
         raise ConfigurationError(
             f"no platform to talk to: start one with `orchard up`, or set ORCHARD_ENDPOINT and ORCHARD_API_KEY "
@@ -71,7 +114,18 @@ def load_profile(
         )
     if not api_key:
         raise ConfigurationError(f"no API key for {endpoint}: set ORCHARD_API_KEY, or add api_key to {path}")
-    return Profile(endpoint, api_key, ca_file)
+    return Profile(endpoint, api_key, insecure=insecure, **files)
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("", "0", "1", "true", "false"):
+        raise ConfigurationError(f"ORCHARD_INSECURE must be 1 or 0, not {text!r}")
+    return text.lower() in ("1", "true")
+
+
+def _is_loopback(host: str) -> bool:
+    numbers = host.split(".")
+    return len(numbers) == 4 and numbers[0] == "127" and all(number.isdigit() for number in numbers)
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -15,6 +15,7 @@ from orchard._client.pool import Connection, Pool
 from orchard._client.profile import Profile
 from orchard._client.runtime import grpc_module
 from orchard._client.status import REQUEST_ID_KEY, CallFailed, error_of, parse_failure
+from orchard._client.tls import diagnose
 from orchard._client.tracing import Operation, Tracing
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ _MAXIMUM_DELAY: Final = 5.0
 _FIRST_CONTACT_SECONDS: Final = 5.0
 # A secret environment that takes longer was lost on its way.
 _SECRET_PATIENCE_SECONDS: Final = 5.0
+# A thousand calls that fail together need not all ask why.
+_DIAGNOSES_AT_ONCE: Final = 4
 
 
 class CallContext(NamedTuple):
@@ -73,14 +76,20 @@ class Retry:
 
 
 class Transport:
-    """Makes the calls of one client."""
+    """Makes the calls of one client.
+
+    Raises, when it is made:
+        ConfigurationError: the profile cannot be used, or its key would go in the clear over a network.
+    """
 
     def __init__(self, profile: Profile, *, retry_seconds: float, tracing: Tracing | None) -> None:
+        profile.check()
         self.profile = profile
         self.tracing = tracing
         self._pool = Pool(profile)
         self._retry_seconds = retry_seconds
         self._reached = False
+        self._diagnoses = 0
         self._authorization = ("authorization", f"Bearer {profile.api_key}")
         self._untraced: AbstractContextManager[None] = nullcontext()
         self.secret_creates: dict[str, sandbox_service_pb2.CreateSandboxRequest] = {}
@@ -133,8 +142,14 @@ class Transport:
             self._reached = True
         if failure.reason == "SECRET_ENV_PENDING" and retry.failing_seconds > _SECRET_PATIENCE_SECONDS:
             await self._deliver_secret_again(sandbox_id)
+        unreachable = failure.code == "UNAVAILABLE" and not failure.from_platform
+        if unreachable and not self._reached and (wrong := await self._diagnose()) is not None:
+            # No repeat will help, and the retries' end would only say that nobody answered.
+            raise wrong from None
         if failure.is_transient and await retry.failed(failure.retry_seconds):
             return
+        if unreachable and self._reached and (wrong := await self._diagnose()) is not None:
+            raise wrong from None
         typed = error_of(failure, sandbox_id=sandbox_id, attempts=retry.attempts)
         if not self._reached and failure.code == "UNAVAILABLE":
             raise Unavailable(
@@ -144,6 +159,15 @@ class Transport:
                 attempts=retry.attempts,
             ) from None
         raise typed from None
+
+    async def _diagnose(self) -> Unavailable | None:
+        if self._diagnoses >= _DIAGNOSES_AT_ONCE:
+            return None
+        self._diagnoses += 1
+        try:
+            return await diagnose(self.profile)
+        finally:
+            self._diagnoses -= 1
 
     async def _deliver_secret_again(self, sandbox_id: str) -> None:
         create = self.secret_creates.get(sandbox_id)

@@ -1,0 +1,1 @@
+"""The trajectory service (README.md)."""

@@ -1,0 +1,33 @@
+"""`python -m services.trajectories [migrate]`: settings come from the environment (settings.py)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from services.common.db import migrate
+from services.common.process import run_service
+from services.trajectories.app import run
+from services.trajectories.settings import DatabaseSettings, TrajectoriesSettings
+from services.trajectories.store.tables import SCHEMA
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+def main() -> int:
+    """Serve, or bring the database up to date."""
+    parser = argparse.ArgumentParser(
+        prog="python -m services.trajectories", description="The trajectory service of Orchard."
+    )
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("migrate", help="bring the database's trajectories schema up to date")
+    if parser.parse_args().command is None:
+        return run_service("trajectories", TrajectoriesSettings, run)
+    database_url = DatabaseSettings().database_url.get_secret_value()  # type: ignore[call-arg]
+    migrate(database_url, schema=SCHEMA, migrations=MIGRATIONS)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

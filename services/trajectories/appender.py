@@ -1,0 +1,110 @@
+"""Collects the appends of many writers into shared transactions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from services.common.errors import OrchardError, UnavailableError
+from services.trajectories.store.appends import Append
+
+_BATCH_APPENDS: Final = 1000
+_BATCH_BYTES: Final = 16 << 20
+_WAITING_BYTES: Final = 128 << 20
+_WORKERS: Final = 2
+
+
+class Store(Protocol):
+    """What the appender needs."""
+
+    async def append(self, appends: list[Append]) -> list[int | OrchardError]:
+        """See store.appends.AppendStore."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    append: Append
+    size: int
+    result: asyncio.Future[int]
+
+
+class Appender:
+    """Appends in batches: while one is being committed, the next gathers."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._waiting: deque[_Waiting] = deque()
+        self._size = 0
+        self._arrived = asyncio.Condition()
+
+    async def append(self, append: Append) -> int:
+        """Add steps; returns the index of the next one when they are durable.
+
+        Raises:
+            OrchardError: why not.
+            UnavailableError: also when more is waiting to be written than the database keeps up with.
+        """
+        size = sum(len(step.body) for step in append.steps)
+        if self._size + size > _WAITING_BYTES:
+            raise UnavailableError(
+                "more steps wait to be written than the database keeps up with; retry",
+                reason="APPEND_BACKLOG",
+                retry_seconds=1.0,
+            )
+        waiting = _Waiting(append, size, asyncio.get_running_loop().create_future())
+        async with self._arrived:
+            self._size += size
+            self._waiting.append(waiting)
+            self._arrived.notify()
+        return await waiting.result
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of steps that wait or are being written."""
+        return self._size
+
+    async def run(self) -> None:
+        """Write for ever."""
+        async with asyncio.TaskGroup() as workers:
+            for number in range(_WORKERS):
+                workers.create_task(self._work(), name=f"append {number}")
+
+    async def _work(self) -> None:
+        while True:
+            async with self._arrived:
+                await self._arrived.wait_for(lambda: self._waiting)
+                batch = self._take()
+            try:
+                results = await self._store.append([waiting.append for waiting in batch])
+            except OrchardError as error:
+                results = [error] * len(batch)
+            except BaseException:
+                for waiting in batch:
+                    _settle(waiting.result, UnavailableError("the append was interrupted; retry"))
+                raise
+            finally:
+                self._size -= sum(waiting.size for waiting in batch)
+            for waiting, result in zip(batch, results, strict=True):
+                _settle(waiting.result, result)
+
+    def _take(self) -> list[_Waiting]:
+        """The next batch. A writer has one append under way, so the same trajectory twice is two writers: they are told
+        apart in the order of their arrival.
+        """
+        batch: list[_Waiting] = []
+        size = 0
+        while self._waiting and len(batch) < _BATCH_APPENDS and size < _BATCH_BYTES:
+            batch.append(self._waiting.popleft())
+            size += batch[-1].size
+        return batch
+
+
+def _settle(future: asyncio.Future[int], result: int | OrchardError) -> None:
+    if future.done():
+        return  # its caller has gone; the steps are there all the same
+    if isinstance(result, OrchardError):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

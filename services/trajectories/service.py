@@ -1,0 +1,260 @@
+"""Use cases of trajectories: create, append, seal, read, list, annotate, delete. Each acts within a tenant."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import fields, replace
+from datetime import datetime
+from typing import Any, Final
+
+from services.common.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    NotFoundError,
+    UnavailableError,
+)
+from services.common.hub import Hub
+from services.trajectories.appender import Appender
+from services.trajectories.model import (
+    Annotation,
+    Description,
+    Dimension,
+    Filter,
+    Order,
+    Stats,
+    Status,
+    StepValue,
+    Trajectory,
+)
+from services.trajectories.objects import ObjectNotFoundError, ObjectStore
+from services.trajectories.packing import Run, frame, runs, unpacked
+from services.trajectories.store.annotations import AnnotationStore
+from services.trajectories.store.appends import Append
+from services.trajectories.store.stats import StatsStore
+from services.trajectories.store.trajectories import Deleted, TrajectoryStore
+
+_BATCH_BYTES: Final = 512 << 10
+_FOLLOW_SECONDS: Final = 4.0
+_EXPORT_PAGE: Final = 100
+
+
+class Trajectories:
+    """Trajectories of every tenant."""
+
+    def __init__(  # noqa: PLR0917
+        self,
+        store: TrajectoryStore,
+        annotations: AnnotationStore,
+        stats: StatsStore,
+        appender: Appender,
+        objects: ObjectStore,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._store = store
+        self._annotations = annotations
+        self._stats = stats
+        self._appender = appender
+        self._objects = objects
+        self._clock = clock
+        self._changes: Hub[int, int] = Hub()
+
+    # Writing
+
+    async def create(self, tenant: str, description: Description) -> Trajectory:
+        """Open a trajectory; see TrajectoryService.CreateTrajectory."""
+        if not description.trajectory_id:
+            description = replace(description, trajectory_id=f"tr-{secrets.token_hex(12)}")
+        tools_hash = _sha256(description.tools_json) if description.tools_json else ""
+        plain = [(field.name, getattr(description, field.name)) for field in fields(description)]
+        shape = repr([(name, sorted(value.items()) if name == "labels" else value) for name, value in plain])
+        found, same = await self._store.create(tenant, description, tools_hash, _sha256(shape), self._clock())
+        if not same:
+            raise AlreadyExistsError(
+                f"trajectory {description.trajectory_id!r} exists with another description; choose another id",
+                reason="TRAJECTORY_EXISTS",
+                trajectory_id=description.trajectory_id,
+            )
+        return found
+
+    async def append(self, append: Append) -> int:
+        """Add steps; they are durable when this returns the index of the next one."""
+        return await self._appender.append(append)
+
+    async def seal(
+        self, tenant: str, trajectory_id: str, status: Status, message: str, expected_steps: int | None
+    ) -> Trajectory:
+        """End a trajectory; see TrajectoryService.SealTrajectory."""
+        found, sealed = await self._store.seal(tenant, trajectory_id, status, message, expected_steps, self._clock())
+        if found is None:
+            raise _not_found(trajectory_id)
+        if found.status is Status.OPEN:
+            raise FailedPreconditionError(
+                f"trajectory {trajectory_id!r} has {found.totals.steps} steps, not {expected_steps}; append the rest",
+                reason="STEPS_MISSING",
+                trajectory_id=trajectory_id,
+                next_index=found.totals.steps,
+            )
+        if not sealed and found.status is not status:
+            raise FailedPreconditionError(
+                f"trajectory {trajectory_id!r} was sealed as {found.status.name}",
+                reason="TRAJECTORY_SEALED",
+                trajectory_id=trajectory_id,
+                status=found.status.name,
+            )
+        return found
+
+    async def annotate(self, tenant: str, trajectory_id: str, annotation: Annotation) -> Trajectory:
+        """Add judgements; see TrajectoryService.AnnotateTrajectory."""
+        trajectory = await self.get(tenant, trajectory_id)
+        for position, value in enumerate(annotation.step_values):
+            # State T, behind the last action, has a value too.
+            if value.index > trajectory.totals.steps:
+                raise FailedPreconditionError(
+                    f"step_values[{position}] is of step {value.index}; the trajectory has {trajectory.totals.steps}",
+                    reason="STEP_NOT_FOUND",
+                    trajectory_id=trajectory_id,
+                )
+        content = _sha256(repr((annotation.rewards, annotation.step_values, sorted(annotation.labels.items()))))
+        named = annotation if annotation.annotation_id else replace(annotation, annotation_id=secrets.token_hex(12))
+        outcome = await self._annotations.add(tenant, trajectory_id, named, content, self._clock())
+        if outcome == "missing":
+            raise _not_found(trajectory_id)
+        if outcome == "other":
+            raise AlreadyExistsError(
+                f"annotation id {annotation.annotation_id!r} was used with other content; choose another",
+                reason="ANNOTATION_EXISTS",
+                annotation_id=annotation.annotation_id,
+            )
+        return await self.get(tenant, trajectory_id)
+
+    async def delete(self, tenant: str, wanted: Filter, *, include_open: bool, limit: int, dry_run: bool) -> Deleted:
+        """Delete by filter; see TrajectoryService.DeleteTrajectories."""
+        return await self._store.delete(
+            tenant, wanted, include_open=include_open, limit=limit, dry_run=dry_run, now=self._clock()
+        )
+
+    # Reading
+
+    async def get(self, tenant: str, trajectory_id: str) -> Trajectory:
+        """One trajectory.
+
+        Raises:
+            NotFoundError: there is none of this id.
+        """
+        found = await self._store.get(tenant, trajectory_id)
+        if found is None:
+            raise _not_found(trajectory_id)
+        return found
+
+    async def step_values(self, keys: Sequence[int]) -> dict[int, list[StepValue]]:
+        """The newest values of steps, by trajectory."""
+        return await self._store.step_values(keys)
+
+    async def page(
+        self,
+        tenant: str,
+        wanted: Filter,
+        order: Order,
+        *,
+        ascending: bool,
+        after: tuple[bool, Any, int] | None,
+        count: int,
+    ) -> tuple[Sequence[Trajectory], tuple[bool, Any, int] | None]:
+        """A page of trajectories."""
+        return await self._store.page(tenant, wanted, order, ascending=ascending, after=after, count=count)
+
+    async def history(
+        self, tenant: str, trajectory_id: str, before: int | None, count: int
+    ) -> tuple[Sequence[Annotation], int | None]:
+        """A page of a trajectory's annotations."""
+        trajectory = await self.get(tenant, trajectory_id)
+        return await self._annotations.page(trajectory.key, before, count)
+
+    async def stats(
+        self, tenant: str, wanted: Filter, dimension: Dimension, label: str, ks: Sequence[int]
+    ) -> Sequence[Stats]:
+        """Counts."""
+        return await self._stats.stats(tenant, wanted, dimension, label, ks)
+
+    async def read(self, trajectory: Trajectory, first: int) -> AsyncGenerator[Run, None]:
+        """The steps from `first` on, framed (packing.py)."""
+        while not trajectory.object_name:
+            rows = await self._store.steps(trajectory.key, first - 1, _BATCH_BYTES)
+            if rows:
+                yield Run(rows[0][0], len(rows), b"".join(frame(body) for _index, body in rows))
+                first = rows[-1][0] + 1
+                continue
+            # At the end; unless they were packed while they were read.
+            trajectory = await self.get(trajectory.tenant, trajectory.description.trajectory_id)
+            if not trajectory.object_name or first >= trajectory.totals.steps:
+                return
+        chunks = unpacked(self._objects.chunks(trajectory.object_name))
+        try:
+            async for run in runs(chunks, first=first, most_bytes=_BATCH_BYTES):
+                yield run
+        except ObjectNotFoundError:
+            await self.get(trajectory.tenant, trajectory.description.trajectory_id)  # it may just have been deleted
+            raise UnavailableError("the trajectory's object is not to be found; retry", reason="OBJECT_LOST") from None
+
+    async def follow(self, trajectory: Trajectory, first: int, stopped: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """As `read`, going on with what is appended until the seal. Empty bytes are a sign of life."""
+        with self._changes.subscribe() as changes:
+            while True:
+                trajectory = await self.get(trajectory.tenant, trajectory.description.trajectory_id)
+                if first < trajectory.totals.steps:
+                    async with aclosing(self.read(trajectory, first)) as found:
+                        async for run in found:
+                            yield run.framed
+                            first = run.first + run.count
+                elif trajectory.status is not Status.OPEN:
+                    return
+                else:
+                    yield b""
+                    await self._changed(changes, trajectory.key)
+                if stopped():
+                    raise UnavailableError("the service stops; read on from the next step", reason="SERVER_STOPPING")
+
+    async def _changed(self, changes: Any, key: int) -> None:
+        """Wait for a change of one trajectory, or for a moment."""
+        for _ in range(1000):
+            found = await changes.next(_FOLLOW_SECONDS)
+            if not found or key in found:
+                return
+
+    async def export(
+        self, tenant: str, wanted: Filter, after: int
+    ) -> AsyncIterator[tuple[Trajectory, Sequence[StepValue]]]:
+        """Trajectories by key behind the position `after`, with the values of their steps."""
+        while True:
+            page, values = await self._store.export_page(tenant, wanted, after, _EXPORT_PAGE)
+            for trajectory in page:
+                yield trajectory, values.get(trajectory.key, ())
+                after = trajectory.key
+            if len(page) < _EXPORT_PAGE:
+                return
+
+    async def count(self, tenant: str, wanted: Filter) -> int:
+        """How many a filter selects."""
+        return await self._store.count(tenant, wanted)
+
+    def changed(self, keys: Sequence[int]) -> None:
+        """Trajectories changed."""
+        for key in keys:
+            self._changes.publish(key, key)
+
+    def wake(self) -> None:
+        """Any trajectory may have changed, or the server stops."""
+        self._changes.wake()
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _not_found(trajectory_id: str) -> NotFoundError:
+    return NotFoundError(
+        f"there is no trajectory {trajectory_id!r}", reason="TRAJECTORY_NOT_FOUND", trajectory_id=trajectory_id
+    )

@@ -1,0 +1,1 @@
+"""PostgreSQL: the tables of the trajectory service and every query on them."""

@@ -1,0 +1,44 @@
+"""Which trajectories have changed, told to every replica by PostgreSQL's own notifications."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from services.common.db import AWAY
+from services.common.errors import UnavailableError
+
+_CHANNEL: Final = "orchard_trajectories"
+_KEYS_A_NOTICE: Final = 350  # a payload may have 8,000 bytes, and a key up to 20 and a comma
+_QUIET_SECONDS: Final = 5.0
+
+
+async def announce(connection: AsyncConnection, keys: Sequence[int]) -> None:
+    """Tell of changes once the transaction is committed."""
+    for start in range(0, len(keys), _KEYS_A_NOTICE):
+        payload = ",".join(map(str, keys[start : start + _KEYS_A_NOTICE]))
+        await connection.execute(sa.select(sa.func.pg_notify(_CHANNEL, payload)))
+
+
+async def changes(engine: AsyncEngine, connected: Callable[[], None]) -> AsyncIterator[list[int]]:
+    """Keys of changed trajectories as they change; calls `connected` once none can be missed any more.
+
+    Raises:
+        UnavailableError: the connection broke. Changes since are lost, so re-read what matters.
+    """
+    try:
+        async with engine.connect() as connection:
+            await connection.execution_options(isolation_level="AUTOCOMMIT")
+            await connection.execute(sa.text(f"LISTEN {_CHANNEL}"))
+            connected()
+            raw: Any = (await connection.get_raw_connection()).driver_connection
+            while True:
+                async for notice in raw.notifies(timeout=_QUIET_SECONDS):
+                    yield [int(key) for key in notice.payload.split(",")]
+                # Nothing changed; asking makes a dead connection known.
+                await connection.execute(sa.text("SELECT 1"))
+    except AWAY as error:
+        raise UnavailableError("the database does not answer; retry", reason="DATABASE_UNAVAILABLE") from error

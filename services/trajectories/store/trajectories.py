@@ -1,0 +1,253 @@
+"""Trajectories: created, found, sealed, packed, deleted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from services.common.db import Database
+from services.trajectories.model import TEXT_FIELDS, Description, Filter, Order, Status, StepValue, Trajectory
+from services.trajectories.store import filters
+from services.trajectories.store.changes import announce
+from services.trajectories.store.rows import Row, newest_step_values, trajectories_of
+from services.trajectories.store.tables import (
+    ANNOTATIONS,
+    BLOB_REFERENCES,
+    COUNTS,
+    GARBAGE,
+    REWARDS,
+    STEP_VALUES,
+    STEPS,
+    TOOLS,
+    TRAJECTORIES,
+)
+
+_T: Final = TRAJECTORIES.c
+_PACK_SECONDS: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What a delete took, or would take."""
+
+    deleted: int
+    remaining: int
+    text_bytes: int
+    open_skipped: int
+
+
+@dataclass(slots=True)
+class Packing:
+    """A sealed trajectory that waits to be packed; locked, so that one packer has it."""
+
+    key: int
+    tenant: str
+    _connection: AsyncConnection
+
+    async def steps(self, after: int, most_bytes: int) -> list[tuple[int, bytes]]:
+        """The next steps behind an index, some megabytes at a time."""
+        return await _read_steps(self._connection, self.key, after, most_bytes)
+
+    async def packed(self, object_name: str, content_hash: str) -> None:
+        """Its steps are in an object, durably: the rows go."""
+        change = sa.update(TRAJECTORIES).where(_T.key == self.key)
+        await self._connection.execute(change.values(object_name=object_name, content_hash=content_hash))
+        await self._connection.execute(sa.delete(STEPS).where(STEPS.c.trajectory_key == self.key))
+
+
+class TrajectoryStore:
+    """Reads and writes the rows of trajectories."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(
+        self, tenant: str, description: Description, tools_hash: str, description_hash: str, now: datetime
+    ) -> tuple[Trajectory, bool]:
+        """Make a trajectory, or find the one of this id; and whether it was described in the same way."""
+        values = {
+            "tenant": tenant,
+            "trajectory_id": description.trajectory_id,
+            **{name: getattr(description, name) for name in TEXT_FIELDS},
+            "attempt": description.attempt,
+            "tools_hash": tools_hash,
+            "metadata_json": description.metadata_json,
+            "labels": dict(description.labels),
+            "description_hash": description_hash,
+            "status": Status.OPEN,
+            "status_message": "",
+            "writer": "",
+            **dict.fromkeys(COUNTS, 0),
+            "cost_usd": 0.0,
+            "object_name": "",
+            "content_hash": "",
+            "create_time": now,
+        }
+        async with self._database.transaction() as connection:
+            if tools_hash:
+                row = {"tenant": tenant, "hash": tools_hash, "body": description.tools_json}
+                await connection.execute(insert(TOOLS).values(row).on_conflict_do_nothing())
+            await connection.execute(insert(TRAJECTORIES).values(values).on_conflict_do_nothing())
+            found = await _one(connection, tenant, description.trajectory_id)
+            if found is None:
+                raise RuntimeError("a trajectory vanished within the transaction that made it")
+            query = sa.select(_T.description_hash).where(_T.key == found.key)
+            return found, (await connection.execute(query)).scalar_one() == description_hash
+
+    async def get(self, tenant: str, trajectory_id: str) -> Trajectory | None:
+        """One trajectory."""
+        async with self._database.transaction() as connection:
+            return await _one(connection, tenant, trajectory_id)
+
+    async def step_values(self, keys: Sequence[int]) -> dict[int, list[StepValue]]:
+        """The newest values of steps, by trajectory."""
+        async with self._database.transaction() as connection:
+            return await newest_step_values(connection, keys)
+
+    async def steps(self, key: int, after: int, most_bytes: int) -> list[tuple[int, bytes]]:
+        """Index and body of the steps behind an index that are still rows; `most_bytes` unless one is larger."""
+        async with self._database.transaction() as connection:
+            return await _read_steps(connection, key, after, most_bytes)
+
+    async def seal(  # noqa: PLR0917 (one statement's values)
+        self, tenant: str, trajectory_id: str, status: Status, message: str, expected_steps: int | None, now: datetime
+    ) -> tuple[Trajectory | None, bool]:
+        """End an open trajectory that has the expected steps; it as it is then, and whether it was ended now."""
+        here = sa.and_(_T.tenant == tenant, _T.trajectory_id == trajectory_id)
+        change = sa.update(TRAJECTORIES).where(here, _T.status == Status.OPEN)
+        if expected_steps is not None:
+            change = change.where(_T.steps == expected_steps)
+        change = change.values(status=status, status_message=message, seal_time=now)
+        async with self._database.transaction() as connection:
+            sealed = (await connection.execute(change)).rowcount == 1
+            found = await _one(connection, tenant, trajectory_id)
+            if sealed and found is not None:
+                await announce(connection, [found.key])
+            return found, sealed
+
+    async def page(
+        self,
+        tenant: str,
+        wanted: Filter,
+        order: Order,
+        *,
+        ascending: bool,
+        after: tuple[bool, Any, int] | None,
+        count: int,
+    ) -> tuple[Sequence[Trajectory], tuple[bool, Any, int] | None]:
+        """A page behind the position `after`, and the position of its last row if more may follow."""
+        where = filters.conditions(tenant, wanted)
+        without_value = after is not None and after[0]
+        async with self._database.transaction() as connection:
+            rows = await _page(connection, where, order, ascending, without_value, after and after[1:], count)
+            if order is Order.OUTCOME and not without_value and len(rows) < count:
+                rest = await _page(connection, where, order, ascending, True, None, count - len(rows))
+                without_value = without_value or bool(rest)
+                rows += rest
+            found = await trajectories_of(connection, rows)
+        if len(rows) < count:
+            return found, None
+        value = rows[-1]["order_value"]
+        return found, (without_value, value.isoformat() if isinstance(value, datetime) else value, rows[-1]["key"])
+
+    async def count(self, tenant: str, wanted: Filter) -> int:
+        """How many a filter selects."""
+        query = sa.select(sa.func.count()).select_from(TRAJECTORIES).where(*filters.conditions(tenant, wanted))
+        async with self._database.transaction() as connection:
+            return int((await connection.execute(query)).scalar_one())
+
+    async def export_page(
+        self, tenant: str, wanted: Filter, after: int, count: int
+    ) -> tuple[Sequence[Trajectory], dict[int, list[StepValue]]]:
+        """The next trajectories by key, with the values of their steps."""
+        query = (
+            sa.select(TRAJECTORIES)
+            .where(*filters.conditions(tenant, wanted), _T.key > after)
+            .order_by(_T.key)
+            .limit(count)
+        )
+        async with self._database.transaction() as connection:
+            found = await trajectories_of(connection, (await connection.execute(query)).mappings().all())
+            return found, await newest_step_values(connection, [trajectory.key for trajectory in found])
+
+    @asynccontextmanager
+    async def packing(self) -> AsyncIterator[Packing | None]:
+        """A sealed trajectory whose steps are rows, for one packer alone; None: there is none."""
+        query = (
+            sa.select(_T.key, _T.tenant)
+            .where(_T.object_name == "", _T.seal_time.is_not(None))
+            .order_by(_T.seal_time)
+            .limit(1)
+            .with_for_update(skip_locked=True)
+        )
+        async with self._database.transaction(timeout_seconds=_PACK_SECONDS) as connection:
+            row = (await connection.execute(query)).first()
+            yield None if row is None else Packing(row[0], row[1], connection)
+
+    async def delete(
+        self, tenant: str, wanted: Filter, *, include_open: bool, limit: int, dry_run: bool, now: datetime
+    ) -> Deleted:
+        """Delete up to `limit` of what a filter selects; with `dry_run` only say what would go."""
+        where = filters.conditions(tenant, wanted)
+        closed = sa.true() if include_open else _T.status != Status.OPEN
+        async with self._database.transaction() as connection:
+            counts = sa.select(
+                sa.func.count().filter(closed),
+                sa.func.coalesce(sa.func.sum(_T.text_bytes).filter(closed), 0),
+                sa.func.count().filter(sa.not_(closed)),
+            ).where(*where)
+            total, text_bytes, skipped = (await connection.execute(counts)).one()
+            if dry_run:
+                return Deleted(int(total), 0, int(text_bytes), int(skipped))
+            chosen = sa.select(_T.key, _T.object_name, _T.text_bytes).where(*where, closed).order_by(_T.key)
+            rows = (await connection.execute(chosen.limit(limit).with_for_update())).all()
+            await _delete_rows(connection, [row[0] for row in rows])
+            garbage = [{"object_name": row[1], "time": now} for row in rows if row[1]]
+            if garbage:
+                await connection.execute(insert(GARBAGE).on_conflict_do_nothing(), garbage)
+        return Deleted(len(rows), int(total) - len(rows), sum(row[2] for row in rows), int(skipped))
+
+
+async def _one(connection: AsyncConnection, tenant: str, trajectory_id: str) -> Trajectory | None:
+    query = sa.select(TRAJECTORIES).where(_T.tenant == tenant, _T.trajectory_id == trajectory_id)
+    rows = (await connection.execute(query)).mappings().all()
+    found = await trajectories_of(connection, rows)
+    return found[0] if found else None
+
+
+async def _page(  # noqa: PLR0917 (a query's parts)
+    connection: AsyncConnection,
+    where: Sequence[sa.ColumnElement[bool]],
+    order: Order,
+    ascending: bool,
+    without_value: bool,
+    after: tuple[Any, int] | None,
+    count: int,
+) -> list[Row]:
+    query = filters.page(where, order, ascending=ascending, without_value=without_value, after=after, count=count)
+    return list((await connection.execute(query)).mappings())
+
+
+async def _read_steps(connection: AsyncConnection, key: int, after: int, most_bytes: int) -> list[tuple[int, bytes]]:
+    table = STEPS.c
+    size = sa.func.sum(sa.func.octet_length(table.body)).over(order_by=table["index"], rows=(None, -1))
+    inner = (
+        sa.select(table["index"], table.body, sa.func.coalesce(size, 0).label("before"))
+        .where(table.trajectory_key == key, table["index"] > after, table["index"] <= after + 2000)
+        .subquery()
+    )
+    query = sa.select(inner.c["index"], inner.c.body).where(inner.c.before < most_bytes).order_by(inner.c["index"])
+    return [(row[0], bytes(row[1])) for row in await connection.execute(query)]
+
+
+async def _delete_rows(connection: AsyncConnection, keys: Sequence[int]) -> None:
+    for table in (STEPS, ANNOTATIONS, REWARDS, STEP_VALUES, BLOB_REFERENCES):
+        await connection.execute(sa.delete(table).where(table.c.trajectory_key.in_(keys)))
+    await connection.execute(sa.delete(TRAJECTORIES).where(_T.key.in_(keys)))

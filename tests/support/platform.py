@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.local.runtime import cgroups
 from services.local.supervisor.directories import mounts_below, run_directory_of
 
 ROOT = Path(__file__).parents[2]
@@ -237,10 +238,11 @@ class PlatformProcess:
 
     # What is left.
 
-    def note_processes(self) -> None:
-        """Remember every process below the supervisor, to see later that each has ended."""
+    def note_processes(self, below: int = 0) -> None:
+        """Remember every process below the supervisor, or another one, to see later that each has ended."""
         if self.process is not None and self.process.poll() is None:
-            self._seen |= descendants(self.process.pid)
+            below = self.process.pid
+        self._seen |= descendants(below) if below else set()
 
     def leftovers(self) -> list[str]:
         """Processes, mounts, control groups and sockets of it that exist now, each as a line."""
@@ -248,12 +250,13 @@ class PlatformProcess:
         run = run_directory_of(self.data.resolve(), self.environment)
         for place in (self.data, run):
             found += [f"mount {point}" for point in mounts_below(place)]
+        found += [f"control group {group}" for group in cgroups.left(cgroups.name_of(self.data.resolve() / "node"))]
         if run.exists() and not found:
             found += [f"file {path}" for path in sorted(run.rglob("*"))]
         return found + [f"process {_describe(pid)}" for pid in processes_naming(str(self.data), str(run))]
 
     def wait_nothing_left(self, *, seconds: float = 60.0) -> None:
-        """After `stop`: no process, mount or socket is left."""
+        """After `stop`: no process, mount, control group or socket is left."""
         wait_until(
             lambda: not self.leftovers(),
             "nothing to be left",
@@ -262,10 +265,10 @@ class PlatformProcess:
         )
 
     def wait_no_process_left(self, *, seconds: float = 60.0) -> None:
-        """After kill -9 of the supervisor: no process or mount is left; sockets are the next start's to remove."""
+        """After kill -9 of the supervisor: no process or mount is left; the rest is the next start's to remove."""
 
         def processes() -> list[str]:
-            return [line for line in self.leftovers() if not line.startswith("file ")]
+            return [line for line in self.leftovers() if line.startswith(("process ", "mount "))]
 
         wait_until(
             lambda: not processes(), "no process to be left", seconds=seconds, explain=lambda: "\n".join(processes())

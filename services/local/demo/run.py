@@ -20,12 +20,14 @@ import orchard
 from rich.console import Console
 
 from services.local.demo.evaluate import Outcome, evaluate
+from services.local.demo.interrupts import Interrupts
 from services.local.demo.screen import Screen, show_table
 from services.local.demo.tasks import Task, TaskError, load_tasks
 
 DEFAULT_TASKS: Final = Path(__file__).parents[3] / "examples" / "tasks"
 _START_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 60.0
+_LOOK_SECONDS: Final = 0.1  # how often a wait looks whether it was interrupted
 _PLAIN_WIDTH: Final = 140  # of the table where no terminal gives one
 
 
@@ -51,22 +53,17 @@ class PlatformStartError(Exception):
 
 
 def run(options: DemoOptions) -> int:
-    """Do it; 0 if every verdict is the expected one, else 1."""
+    """Do it; 0 if every verdict is the expected one, else 1, and 128 and more if a signal ended it."""
     # Progress goes to standard error, so that what is asked for can be piped.
     console = Console(stderr=True)
-    try:
-        tasks = load_tasks(options.tasks, options.only)
-        with tempfile.TemporaryDirectory(prefix="orchard-demo-") as folder:
-            repositories = _build(tasks, Path(folder), console)
-            if options.running:
-                outcomes = asyncio.run(_evaluate_all(orchard.AsyncSandboxClient(), tasks, repositories, console))
-            else:
-                with _own_platform(console) as (endpoint, api_key):
-                    client = orchard.AsyncSandboxClient(endpoint=endpoint, api_key=api_key)
-                    outcomes = asyncio.run(_evaluate_all(client, tasks, repositories, console))
-    except (TaskError, PlatformStartError, orchard.OrchardError) as error:
-        console.print(f"[bold red]demo:[/] {error}", highlight=False)
-        return 1
+    with Interrupts() as interrupts:
+        try:
+            outcomes = _evaluate(options, interrupts, console)
+        except (KeyboardInterrupt, TaskError, PlatformStartError, orchard.OrchardError) as error:
+            # Git, too, ends at Ctrl-C: what fails after that is no news.
+            what = "interrupted" if interrupts.exit_code else error
+            console.print(f"[bold red]demo:[/] {what}", highlight=False)
+            return interrupts.exit_code or 1
     if options.as_json:
         print(json.dumps([_plain(outcome) for outcome in outcomes], indent=2))  # noqa: T201
     else:
@@ -75,13 +72,25 @@ def run(options: DemoOptions) -> int:
     unexpected = [outcome for outcome in outcomes if not outcome.expected]
     if unexpected:
         console.print(f"[bold red]{len(unexpected)} verdicts are not the expected ones[/]")
-    return 1 if unexpected else 0
+    return interrupts.exit_code or (1 if unexpected else 0)
 
 
-def _build(tasks: Sequence[Task], folder: Path, console: Console) -> dict[str, Path]:
+def _evaluate(options: DemoOptions, interrupts: Interrupts, console: Console) -> list[Outcome]:
+    tasks = load_tasks(options.tasks, options.only)
+    with tempfile.TemporaryDirectory(prefix="orchard-demo-") as folder:
+        repositories = _build(tasks, Path(folder), interrupts, console)
+        if options.running:
+            return interrupts.run(_evaluate_all(orchard.AsyncSandboxClient(), tasks, repositories, console))
+        with _own_platform(interrupts, console) as (endpoint, api_key):
+            client = orchard.AsyncSandboxClient(endpoint=endpoint, api_key=api_key)
+            return interrupts.run(_evaluate_all(client, tasks, repositories, console))
+
+
+def _build(tasks: Sequence[Task], folder: Path, interrupts: Interrupts, console: Console) -> dict[str, Path]:
     with console.status("building the repositories"):
         repositories = {task.instance_id: folder / task.instance_id for task in tasks}
         for task in tasks:
+            interrupts.check()
             task.build_repository(repositories[task.instance_id])
     return repositories
 
@@ -124,7 +133,7 @@ async def _close(client: orchard.AsyncSandboxClient, console: Console) -> None:
 
 
 @contextmanager
-def _own_platform(console: Console) -> Iterator[tuple[str, str]]:
+def _own_platform(interrupts: Interrupts, console: Console) -> Iterator[tuple[str, str]]:
     """A platform with a data directory of its own, gone at the end; gives its endpoint and API key."""
     with tempfile.TemporaryDirectory(prefix="orchard-demo-") as folder:
         log = Path(folder, "log")
@@ -145,9 +154,10 @@ def _own_platform(console: Console) -> Iterator[tuple[str, str]]:
             )
             os.close(ready_end)
             os.close(lifeline_end)
+        interrupts.hurry = lambda: process.send_signal(signal.SIGINT)
         try:
             with console.status("starting the platform"):
-                facts = _read_facts(ready)
+                facts = _read_facts(ready, interrupts)
             if facts is None:
                 _stop(process)
                 raise PlatformStartError(f"the platform did not start:\n{log.read_text(errors='replace')}")
@@ -159,16 +169,19 @@ def _own_platform(console: Console) -> Iterator[tuple[str, str]]:
                 _stop(process)
 
 
-def _read_facts(ready: int) -> dict[str, Any] | None:
-    """The line that says that all is up; None if the platform ended without it."""
+def _read_facts(ready: int, interrupts: Interrupts) -> dict[str, Any] | None:
+    """The line that says that all is up; None if the platform ended without it, or does not come up."""
     import select
 
     text = b""
     with os.fdopen(ready, "rb", buffering=0) as pipe:
         deadline = time.monotonic() + _START_SECONDS
         while not text.endswith(b"\n"):
-            if not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            interrupts.check()
+            if time.monotonic() > deadline:
                 return None
+            if not select.select([pipe], [], [], _LOOK_SECONDS)[0]:
+                continue
             data = pipe.read(4096)
             if not data:
                 return None

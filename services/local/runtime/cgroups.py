@@ -8,6 +8,7 @@ launcher the open `cgroup.procs` files, so that running out of memory ends comma
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -155,6 +156,30 @@ def remove_others(found: Cgroups, known: Iterable[str]) -> None:
         for group in Path(parent).iterdir():
             if group.is_dir() and group.name not in kept:
                 remove_group({"": str(group)})
+
+
+def name_of(data: Path) -> str:
+    """The name under which the node that keeps its data there makes groups."""
+    return f"orchard-{hashlib.sha256(str(data).encode()).hexdigest()[:10]}"
+
+
+def left(name: str) -> list[Path]:
+    """Groups of this name that there are, each with those of sandboxes below it."""
+    own = ROOT / Path("/proc/self/cgroup").read_text(encoding="utf-8").partition("0::/")[2].split("\n")[0]
+    # Version 1 has a folder for each controller; in version 2 the node may have moved this process to a leaf.
+    places = {*ROOT.glob("*"), own, own.parent}
+    return sorted(place / name for place in places if (place / name).is_dir())
+
+
+def remove_left(name: str) -> None:
+    """Remove what a node that was killed could not. Blocks; every process of its sandboxes has ended.
+
+    Raises:
+        OSError: a group could not be removed.
+    """
+    for parent in left(name):
+        remove_others(Cgroups("", {"": str(parent)}), ())
+        parent.rmdir()
 
 
 def remove_parents(found: Cgroups) -> None:

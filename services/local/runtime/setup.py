@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pwd
 import uuid
@@ -115,7 +114,7 @@ async def prepare(data: Path, run: Path, lifeline: int, *, agent_module: str = A
     for folder in (data, data / "sandboxes", data / "images", data / "base", run / "a", run / "stage"):
         folder.mkdir(parents=True, exist_ok=True)
     (data / "sandboxes").chmod(0o711)
-    groups = cgroups.find(f"orchard-{hashlib.sha256(str(data).encode()).hexdigest()[:10]}")
+    groups = cgroups.find(cgroups.name_of(data))
     errors: list[tuple[Ids, str]] = []
     for ids in userids.candidates():
         try:

@@ -169,6 +169,11 @@ class Layout:
         # -P: a folder named `services` where the user happens to be is not ours.
         return Command((sys.executable, "-P", "-m", module, *arguments), self.service_environment(service))
 
+    @property
+    def node_data(self) -> Path:
+        """Where the node daemon keeps its own."""
+        return self.data / "node"
+
     def make_folders(self) -> None:
         """Make the folders that services expect."""
         (self.run / "node").mkdir(mode=0o700, exist_ok=True)

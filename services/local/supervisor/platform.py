@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
+from services.local.runtime import cgroups
 from services.local.stores.command import Command
 from services.local.stores.errors import StoreError
 from services.local.stores.postgres import Postgres
@@ -302,15 +303,23 @@ class Platform:
         if self._layout is not None and self._run_lock is not None:
             os.close(self._run_lock)
             self._run_lock = None
-            try:
-                remove_run_directory(self._layout.run)
-            except PlatformError as error:
-                self._output.shout(str(error))
+            await self._remove_leftovers(self._layout)
         if self._data is not None:
             self._data.close()
             self._data = None
         if self._own_output:
             self._output.close()
+
+    async def _remove_leftovers(self, layout: Layout) -> None:
+        """What is outside of the data directory, also where a node daemon that was killed could not remove it."""
+        try:
+            await asyncio.to_thread(cgroups.remove_left, cgroups.name_of(layout.node_data))
+        except OSError as error:
+            self._output.shout(f"control groups are left behind: {error}")
+        try:
+            remove_run_directory(layout.run)
+        except PlatformError as error:
+            self._output.shout(str(error))
 
     def _end_lifeline(self) -> None:
         """Whatever still lives below us, such as sandboxes of a killed node daemon, ends now."""

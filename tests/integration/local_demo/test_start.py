@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from services.local.demo import run
+from services.local.demo.interrupts import Interrupts
 from tests.support.platform import processes_naming
 
 QUIET = Console(stderr=True, quiet=True)
@@ -18,19 +19,33 @@ def test_a_platform_that_is_not_up_in_time_is_stopped_and_told_of(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(run, "_START_SECONDS", 0.0)
-    with pytest.raises(run.PlatformStartError, match="did not start"), run._own_platform(QUIET):
+    with (
+        Interrupts() as interrupts,
+        pytest.raises(run.PlatformStartError, match="did not start"),
+        run._own_platform(interrupts, QUIET),
+    ):
         pytest.fail("it cannot have started")
     assert processes_naming(str(tmp_path)) == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupt_while_the_platform_starts_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_the_platform_starts_stops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    former = signal.getsignal(number)
+    with Interrupts() as interrupts:
+        read = run._read_facts
 
-    def interrupt(_ready: int) -> None:
-        signal.raise_signal(signal.SIGINT)
+        def interrupted(ready: int, interrupts: Interrupts) -> object:
+            signal.raise_signal(number)
+            return read(ready, interrupts)
 
-    monkeypatch.setattr(run, "_read_facts", interrupt)
-    with pytest.raises(KeyboardInterrupt), run._own_platform(QUIET):
-        pytest.fail("it cannot have started")
+        monkeypatch.setattr(run, "_read_facts", interrupted)
+        with pytest.raises(KeyboardInterrupt), run._own_platform(interrupts, QUIET):
+            pytest.fail("it cannot have started")
+        assert interrupts.exit_code == 128 + number
+    assert signal.getsignal(number) is former
     assert processes_naming(str(tmp_path)) == []
+    assert list(tmp_path.iterdir()) == []

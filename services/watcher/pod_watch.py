@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, Final, Protocol
@@ -108,6 +109,7 @@ class PodWatch:
         selector: str,
         *,
         rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         read_seconds: float = READ_SECONDS,
     ) -> None:
@@ -115,6 +117,7 @@ class PodWatch:
         self._project = project
         self._selector = selector
         self._rng = rng or random.Random()  # noqa: S311 (spreads load, guards nothing)
+        self._clock = clock
         self._sleep = sleep
         self._read_seconds = read_seconds
         self._backoff = Backoff(0.8, 30.0, rng=self._rng)
@@ -142,7 +145,7 @@ class PodWatch:
     def _meet(self, error: Exception) -> float:
         """Decide what follows a failure; returns the seconds to wait before."""
         self.counts["interruptions"] += 1
-        now = asyncio.get_running_loop().time()
+        now = self._clock()
         if self._healthy_since is not None and now - self._healthy_since >= _HEALTHY_SECONDS:
             self._backoff.reset()
             self._troubles = 0
@@ -209,7 +212,7 @@ class PodWatch:
             async with self._api.get(query, read_seconds=read_seconds) as answer:
                 if answer.status != 200:
                     raise self._refused(answer, await answer.body(), initial=initial)
-                began = asyncio.get_running_loop().time()
+                began = self._clock()
                 if not initial:
                     self._healthy_since = self._healthy_since or began
                     yield Bookmark()  # it was taken up again: nothing is missing
@@ -220,7 +223,7 @@ class PodWatch:
                         event = self._read(line, initial=initial)
                         if isinstance(event, Synced):
                             initial = False
-                            self._healthy_since = asyncio.get_running_loop().time()
+                            self._healthy_since = self._clock()
                         if event is not None:
                             yield event
                 lines.end()
@@ -231,7 +234,7 @@ class PodWatch:
             raise
         if initial:
             raise _TroubleError("the stream ended before everything was sent")
-        if asyncio.get_running_loop().time() - began < _TOO_SHORT_SECONDS:
+        if self._clock() - began < _TOO_SHORT_SECONDS:
             raise _TroubleError("the server ended the stream at once")
 
     def _read(self, line: bytes, *, initial: bool) -> Event | None:
@@ -246,10 +249,12 @@ class PodWatch:
                     # Sent again, as after a proxy's retry. Taken for new, it could bring back what is gone.
                     self.counts["repeats"] += 1
                     return None
-                self._version = version
+            seen = self._seen(thing, removed=kind == "DELETED")
+            if not initial:
+                self._version = version  # only now: what could not be read must be sent again
             self._refusals = self._silences = 0
             self.counts["events"] += 1
-            return self._seen(thing, removed=kind == "DELETED")
+            return seen
         if kind == "BOOKMARK":
             return self._bookmark(thing, initial=initial)
         if kind == "ERROR":

@@ -244,11 +244,10 @@ class PodWatch:
             if thing.get("kind") != "Pod":
                 raise BrokenBodyError(f"an event of a {thing.get('kind')!r}, not of a Pod")
             version = version_of(thing)
-            if not initial:
-                if version <= self._version:
-                    # Sent again, as after a proxy's retry. Taken for new, it could bring back what is gone.
-                    self.counts["repeats"] += 1
-                    return None
+            if not initial and version <= self._version:
+                # Sent again, as after a proxy's retry. Taken for new, it could bring back what is gone.
+                self.counts["repeats"] += 1
+                return None
             seen = self._seen(thing, removed=kind == "DELETED")
             if not initial:
                 self._version = version  # only now: what could not be read must be sent again

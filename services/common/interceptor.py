@@ -50,6 +50,11 @@ class Call:
     method: str
     request_id: str
     principal: Principal | None = None
+    key_id: str = ""
+    """Id of the key that was shown, also of one that is not valid."""
+    authenticated: bool = False
+    target: str = ""
+    """What the call is about, as far as it is known: an id or a name."""
     span: Span | None = None
     trailing: list[tuple[str, str | bytes]] = field(default_factory=list)
 
@@ -58,6 +63,12 @@ current_call: contextvars.ContextVar[Call] = contextvars.ContextVar("current_cal
 """The call that this task serves."""
 
 Metadata = dict[str, Any]
+
+
+def note_target(target: str) -> None:
+    """Note what the call that is being served is about."""
+    if (call := current_call.get(None)) is not None:
+        call.target = target
 
 
 class Authenticator(Protocol):
@@ -208,6 +219,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if self._authenticator is not None:
             metadata = dict(context.invocation_metadata() or ())
             call.principal = await self._authenticator.authenticate(call.method, metadata)
+            call.authenticated = True
 
     async def _fail(self, error: BaseException, call: Call, context: Context) -> NoReturn:
         """Turn any exception into the call's status."""

@@ -38,12 +38,16 @@ _ED25519_PREFIX: Final = bytes.fromhex("302a300506032b6570032100")  # SubjectPub
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls: a tenant with its quota, through a key, with roles ("user", "admin")."""
+    """Who calls: a tenant with its quota, through a key, with roles ("user", "admin").
+
+    `scopes` are every scope that the key has; the gateway checks them, and they do not leave it.
+    """
 
     tenant: str
     key_id: str
     roles: frozenset[str]
     quota: Quota = UNLIMITED
+    scopes: frozenset[str] = frozenset()
 
 
 class Signer:

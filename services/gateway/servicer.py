@@ -21,12 +21,14 @@ from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
 from services import __version__
 from services.common.auth import EXPECTS_SECRET_ENV_KEY, principal
 from services.common.errors import PermissionDeniedError
+from services.common.interceptor import note_target
 from services.common.pages import bad_token, decode_token, encode_token
 from services.common.validation import Fields, seconds_of
 from services.gateway.couriers import SecretCourier
 from services.gateway.keys import Keys
 from services.gateway.proxy import SchedulerProxy
 from services.gateway.scheduler_client import SchedulerClient
+from services.gateway.scopes import ADMIN, SCOPES, check_tenant, granted
 from services.gateway.store import ApiKey, GatewayStore, UsageSum, utc_now
 
 MINIMUM_AGENT_VERSION: Final = "0.1.0"
@@ -58,15 +60,17 @@ class CreateServicer:
             self._courier.check_room()
             request.ClearField("secret_env")
             metadata = (*metadata, (EXPECTS_SECRET_ENV_KEY, "1"))
+        note_target(request.sandbox_id)
         response = await self._scheduler.create(request, metadata, context.time_remaining())
+        made = response.sandbox
+        note_target(made.sandbox_id)
         if secret:
-            made = response.sandbox
             self._courier.deliver_later(principal(), made.sandbox_id, made.request_id, secret)
         return response
 
 
 class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
-    """Serves orchard.admin.v1.KeyService; the authenticator has checked the role."""
+    """Serves orchard.admin.v1.KeyService; the authenticator has checked the scope."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
@@ -81,15 +85,20 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
         fields.tenant("tenant", request.tenant)
         fields.text("name", request.name, maximum=400)
         fields.check(len(request.name) <= 100, "name", "must be at most 100 characters")
-        fields.check(bool(request.roles), "roles", "must name at least one role")
+        fields.check(bool(request.roles or request.scopes), "roles", "or scopes must name at least one")
         for index, role in enumerate(request.roles):
             fields.check(role in _ROLES, f"roles[{index}]", "must be ROLE_USER or ROLE_ADMIN")
+        for index, scope in enumerate(request.scopes):
+            fields.check(scope in SCOPES, f"scopes[{index}]", f"must be one of {', '.join(SCOPES)}")
         if request.HasField("ttl"):
             fields.duration("ttl", request.ttl, minimum=1, maximum=_YEARS_SECONDS)
         fields.done()
         ttl = timedelta(seconds=seconds_of(request.ttl)) if request.HasField("ttl") else None
         roles = frozenset(_ROLES[role] for role in request.roles)
-        key, secret = await self._keys.create(request.tenant, request.name, roles, ttl)
+        scopes = frozenset(request.scopes)
+        _check_grant(request.tenant, roles, scopes)
+        key, secret = await self._keys.create(request.tenant, request.name, roles, ttl, scopes=scopes)
+        note_target(key.key_id)
         return key_service_pb2.CreateKeyResponse(key=_key_proto(key), secret=secret)
 
     async def ListKeys(  # noqa: N802
@@ -109,7 +118,11 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
                 before = (datetime.fromtimestamp(0, UTC) + timedelta(microseconds=microseconds), key_id)
             except OverflowError:
                 raise bad_token("page_token") from None
-        keys = await self._keys.list_page(request.tenant, before, size)
+        who = principal()
+        tenant = request.tenant or ("" if ADMIN in who.roles else who.tenant)
+        if tenant:
+            check_tenant(who, tenant, "keys")
+        keys = await self._keys.list_page(tenant, before, size)
         token = ""
         if len(keys) == size:
             since = keys[-1].create_time - datetime.fromtimestamp(0, UTC)
@@ -125,7 +138,11 @@ class KeyServicer(key_service_pb2_grpc.KeyServiceServicer):
         fields = Fields()
         fields.text("key_id", request.key_id, maximum=64, required=True)
         fields.done()
-        return key_service_pb2.RevokeKeyResponse(key=_key_proto(await self._keys.revoke(request.key_id)))
+        note_target(request.key_id)
+        who = principal()
+        # A key of another tenant is none for those who may not see it.
+        key = await self._keys.revoke(request.key_id, "" if ADMIN in who.roles else who.tenant)
+        return key_service_pb2.RevokeKeyResponse(key=_key_proto(key))
 
 
 class UsageServicer(usage_service_pb2_grpc.UsageServiceServicer):
@@ -142,8 +159,7 @@ class UsageServicer(usage_service_pb2_grpc.UsageServiceServicer):
         """See usage_service.proto."""
         who = principal()
         tenant = request.tenant or who.tenant
-        if tenant != who.tenant and "admin" not in who.roles:
-            raise PermissionDeniedError("another tenant's usage needs a key with ROLE_ADMIN", reason="ROLE_MISSING")
+        check_tenant(who, tenant, "usage")
         fields = Fields()
         fields.tenant("tenant", tenant)
         start = _time(fields, "start_time", request.start_time) if request.HasField("start_time") else None
@@ -199,6 +215,17 @@ def _time(fields: Fields, field: str, value: Timestamp) -> datetime | None:
     return value.ToDatetime(UTC) if fields.timestamp(field, value) else None
 
 
+def _check_grant(tenant: str, roles: frozenset[str], scopes: frozenset[str]) -> None:
+    """A key can give no more than it has."""
+    who = principal()
+    check_tenant(who, tenant, "keys")
+    beyond = sorted(granted(roles, scopes) - who.scopes)
+    if (ADMIN in roles and ADMIN not in who.roles) or beyond:
+        raise PermissionDeniedError(
+            f"this key cannot give what it lacks itself: {', '.join(beyond) or 'ROLE_ADMIN'}", reason="SCOPE_MISSING"
+        )
+
+
 def _key_proto(key: ApiKey) -> admin_pb2.ApiKey:
     def stamp(time: datetime | None) -> Timestamp | None:
         if time is None:
@@ -215,4 +242,5 @@ def _key_proto(key: ApiKey) -> admin_pb2.ApiKey:
         create_time=stamp(key.create_time),
         expire_time=stamp(key.expire_time),
         revoke_time=stamp(key.revoke_time),
+        scopes=sorted(key.scopes),
     )

@@ -36,6 +36,7 @@ API_KEYS: Final = sa.Table(
     sa.Column("create_time", _TIME, nullable=False),
     sa.Column("expire_time", _TIME),
     sa.Column("revoke_time", _TIME),
+    sa.Column("scopes", ARRAY(sa.Text), nullable=False),
 )
 
 SANDBOX_USAGE: Final = sa.Table(
@@ -77,6 +78,7 @@ class ApiKey:
     create_time: datetime
     expire_time: datetime | None
     revoke_time: datetime | None
+    scopes: frozenset[str] = frozenset()
 
     def works_at(self, now: datetime) -> bool:
         """Whether it is neither revoked nor expired."""
@@ -133,7 +135,8 @@ class GatewayStore:
         """Store a new key."""
         values = {column.name: getattr(key, column.name) for column in API_KEYS.columns}
         async with self._connect() as connection:
-            await connection.execute(sa.insert(API_KEYS).values({**values, "roles": sorted(key.roles)}))
+            names = {"roles": sorted(key.roles), "scopes": sorted(key.scopes)}
+            await connection.execute(sa.insert(API_KEYS).values({**values, **names}))
 
     async def find_key(self, key_id: str) -> ApiKey | None:
         """One key."""
@@ -159,14 +162,16 @@ class GatewayStore:
         async with self._connect() as connection:
             return [_api_key(row) for row in (await connection.execute(query)).mappings()]
 
-    async def revoke_key(self, key_id: str, now: datetime) -> ApiKey | None:
-        """Revoke a key; one that was revoked keeps its time. None if there is no such key."""
+    async def revoke_key(self, key_id: str, now: datetime, tenant: str = "") -> ApiKey | None:
+        """Revoke a key, of one tenant if it is given; one that was revoked keeps its time. None if there is none."""
         change = (
             sa.update(API_KEYS)
             .where(API_KEYS.c.key_id == key_id)
             .values(revoke_time=sa.func.coalesce(API_KEYS.c.revoke_time, now))
             .returning(API_KEYS)
         )
+        if tenant:
+            change = change.where(API_KEYS.c.tenant == tenant)
         async with self._connect() as connection:
             row = (await connection.execute(change)).mappings().first()
         return _api_key(row) if row else None
@@ -293,6 +298,7 @@ def _api_key(row: Mapping[Any, Any]) -> ApiKey:
         create_time=row["create_time"],
         expire_time=row["expire_time"],
         revoke_time=row["revoke_time"],
+        scopes=frozenset(row["scopes"]),
     )
 
 

@@ -9,20 +9,27 @@ import typer
 
 from orchard._cli.output import Json, age, client, print_json, seconds, show, table
 
-keys = typer.Typer(help="API keys; needs the role admin.", no_args_is_help=True)
+keys = typer.Typer(help="API keys; needs the role admin or the scope keys.", no_args_is_help=True)
 
 
 @keys.command("create")
-def create_key(
+def create_key(  # noqa: PLR0917 (options of the command line)
     tenant: Annotated[str, typer.Option(help="Whom its bearer acts for.")] = "default",
     name: Annotated[str, typer.Option(help="A name for people.")] = "",
-    role: Annotated[list[str] | None, typer.Option(help="user or admin. Can be repeated. Default: user.")] = None,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(help="user or admin. Can be repeated. Default: user, or none with --scope."),
+    ] = None,
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(help="A single scope, like sandboxes:read, exec, files. Can be repeated."),
+    ] = None,
     ttl: Annotated[str | None, typer.Option(help="How long it works, like 30d. Default: until revoked.")] = None,
     json: Json = False,
 ) -> None:
     """Make a key. It is shown this once."""
     with client() as api:
-        made = api.keys.create(tenant, name=name, roles=role or ["user"], ttl=seconds("--ttl", ttl))
+        made = api.keys.create(tenant, name=name, roles=role, scopes=scope or [], ttl=seconds("--ttl", ttl))
     if json:
         print_json({"key": made.key, "secret": made.secret})
     else:
@@ -46,13 +53,13 @@ def list_keys(
             key.key_id,
             key.tenant,
             key.name,
-            " ".join(key.roles),
+            " ".join((*key.roles, *key.scopes)),
             age(key.create_time),
             "revoked" if key.revoke_time else f"expires {key.expire_time:%Y-%m-%d %H:%M}" if key.expire_time else "",
         )
         for key in found
     ]
-    show(table(("KEY", "TENANT", "NAME", "ROLES", "AGE", ""), rows))
+    show(table(("KEY", "TENANT", "NAME", "ROLES AND SCOPES", "AGE", ""), rows))
 
 
 @keys.command("revoke")

@@ -21,13 +21,19 @@ from orchard.admin.v1 import (
 
 
 class AsyncKeys:
-    """API keys; needs the role admin."""
+    """API keys; needs the scope keys. Without the role admin, those of one's own tenant."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     async def create(
-        self, tenant: str, *, name: str = "", roles: Sequence[str] = ("user",), ttl: Seconds | None = None
+        self,
+        tenant: str,
+        *,
+        name: str = "",
+        roles: Sequence[str] | None = None,
+        scopes: Sequence[str] = (),
+        ttl: Seconds | None = None,
     ) -> NewApiKey:
         """Make a key; its secret is shown this once. Not repeated when the connection breaks, so that no unknown key
         is left.
@@ -35,13 +41,19 @@ class AsyncKeys:
         Args:
             tenant: whom its bearer acts for.
             name: a name for people.
-            roles: "user" (everything within its tenant but keys and images), "admin" (everything).
+            roles: bundles of scopes: "user" (sandboxes:read, sandboxes:write, exec, files, usage), "admin" (all, for
+                every tenant). Default: "user", or none where `scopes` are given.
+            scopes: single scopes, also keys, tenants, images, audit, debug.
             ttl: how long it works. None: until it is revoked.
 
         Raises:
             InvalidArgument, PermissionDenied: as their names say.
         """
-        request = key_service_pb2.CreateKeyRequest(tenant=tenant, name=name, roles=[_role(role) for role in roles])
+        if roles is None:
+            roles = () if scopes else ("user",)
+        request = key_service_pb2.CreateKeyRequest(
+            tenant=tenant, name=name, roles=[_role(role) for role in roles], scopes=scopes
+        )
         if ttl is not None:
             request.ttl.CopyFrom(duration("ttl", ttl))
         response = await self._transport.unary(lambda c: c.key.CreateKey, request, retry=Retry(0.0))

@@ -157,6 +157,7 @@ def api_key(message: admin_pb2.ApiKey) -> types.ApiKey:
         create_time=_time(message, "create_time"),
         expire_time=_time(message, "expire_time"),
         revoke_time=_time(message, "revoke_time"),
+        scopes=tuple(message.scopes),
     )
 
 

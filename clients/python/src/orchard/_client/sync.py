@@ -159,10 +159,16 @@ class Keys:
         self._keys = client.keys
 
     def create(
-        self, tenant: str, *, name: str = "", roles: Sequence[str] = ("user",), ttl: Seconds | None = None
+        self,
+        tenant: str,
+        *,
+        name: str = "",
+        roles: Sequence[str] | None = None,
+        scopes: Sequence[str] = (),
+        ttl: Seconds | None = None,
     ) -> NewApiKey:
         """Make a key; its secret is shown this once."""
-        return self._portal.run(self._keys.create(tenant, name=name, roles=roles, ttl=ttl))
+        return self._portal.run(self._keys.create(tenant, name=name, roles=roles, scopes=scopes, ttl=ttl))
 
     def list(self, *, tenant: str = "") -> Iterator[ApiKey]:
         """Keys, newest first; of one tenant, or of all."""

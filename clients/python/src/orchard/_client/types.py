@@ -347,6 +347,8 @@ class ApiKey:
     create_time: dt.datetime | None
     expire_time: dt.datetime | None
     revoke_time: dt.datetime | None
+    scopes: tuple[str, ...] = ()
+    """What it may do besides what its roles say."""
 
 
 @dataclass(frozen=True)

@@ -26,23 +26,23 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1corchard/admin/v1/admin.proto\x12\x10orchard.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf0\x01\n\x06\x41piKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12%\n\x05roles\x18\x04 \x03(\x0e\x32\x16.orchard.admin.v1.Role\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"q\n\x06Tenant\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12&\n\x05quota\x18\x02 \x01(\x0b\x32\x17.orchard.admin.v1.Quota\x12/\n\x0bupdate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xe0\x01\n\x05Quota\x12\x16\n\tsandboxes\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x10\n\x03\x63pu\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x19\n\x0cmemory_bytes\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x1f\n\x12\x63reates_per_second\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x33\n\x10maximum_lifetime\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationB\x0c\n\n_sandboxesB\x06\n\x04_cpuB\x0f\n\r_memory_bytesB\x15\n\x13_creates_per_second\"d\n\x05Image\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12/\n\x0bimport_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x85\x01\n\x05Usage\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0blabel_value\x18\x02 \x01(\t\x12\x11\n\tsandboxes\x18\x03 \x01(\x03\x12\x17\n\x0fsandbox_seconds\x18\x04 \x01(\x01\x12\x11\n\tcpu_hours\x18\x05 \x01(\x01\x12\x18\n\x10memory_gib_hours\x18\x06 \x01(\x01*;\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\r\n\tROLE_USER\x10\x01\x12\x0e\n\nROLE_ADMIN\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1corchard/admin/v1/admin.proto\x12\x10orchard.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x80\x02\n\x06\x41piKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12%\n\x05roles\x18\x04 \x03(\x0e\x32\x16.orchard.admin.v1.Role\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06scopes\x18\x08 \x03(\t\"q\n\x06Tenant\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12&\n\x05quota\x18\x02 \x01(\x0b\x32\x17.orchard.admin.v1.Quota\x12/\n\x0bupdate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xe0\x01\n\x05Quota\x12\x16\n\tsandboxes\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x10\n\x03\x63pu\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x19\n\x0cmemory_bytes\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x1f\n\x12\x63reates_per_second\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x33\n\x10maximum_lifetime\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationB\x0c\n\n_sandboxesB\x06\n\x04_cpuB\x0f\n\r_memory_bytesB\x15\n\x13_creates_per_second\"d\n\x05Image\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12/\n\x0bimport_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x85\x01\n\x05Usage\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0blabel_value\x18\x02 \x01(\t\x12\x11\n\tsandboxes\x18\x03 \x01(\x03\x12\x17\n\x0fsandbox_seconds\x18\x04 \x01(\x01\x12\x11\n\tcpu_hours\x18\x05 \x01(\x01\x12\x18\n\x10memory_gib_hours\x18\x06 \x01(\x01*;\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\r\n\tROLE_USER\x10\x01\x12\x0e\n\nROLE_ADMIN\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'orchard.admin.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=938
-  _globals['_ROLE']._serialized_end=997
+  _globals['_ROLE']._serialized_start=954
+  _globals['_ROLE']._serialized_end=1013
   _globals['_APIKEY']._serialized_start=116
-  _globals['_APIKEY']._serialized_end=356
-  _globals['_TENANT']._serialized_start=358
-  _globals['_TENANT']._serialized_end=471
-  _globals['_QUOTA']._serialized_start=474
-  _globals['_QUOTA']._serialized_end=698
-  _globals['_IMAGE']._serialized_start=700
-  _globals['_IMAGE']._serialized_end=800
-  _globals['_USAGE']._serialized_start=803
-  _globals['_USAGE']._serialized_end=936
+  _globals['_APIKEY']._serialized_end=372
+  _globals['_TENANT']._serialized_start=374
+  _globals['_TENANT']._serialized_end=487
+  _globals['_QUOTA']._serialized_start=490
+  _globals['_QUOTA']._serialized_end=714
+  _globals['_IMAGE']._serialized_start=716
+  _globals['_IMAGE']._serialized_end=816
+  _globals['_USAGE']._serialized_start=819
+  _globals['_USAGE']._serialized_end=952
 # @@protoc_insertion_point(module_scope)

@@ -30,19 +30,19 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     ROLE_UNSPECIFIED: _Role.ValueType  # 0
     """Never sent."""
     ROLE_USER: _Role.ValueType  # 1
-    """Everything within its tenant but keys and images."""
+    """Everything within its tenant but keys and images: sandboxes:read, sandboxes:write, exec, files, usage."""
     ROLE_ADMIN: _Role.ValueType  # 2
-    """Everything, for every tenant."""
+    """Every scope, for every tenant."""
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
-    """Role is what a key's bearer may do."""
+    """Role is a bundle of scopes."""
 
 ROLE_UNSPECIFIED: Role.ValueType  # 0
 """Never sent."""
 ROLE_USER: Role.ValueType  # 1
-"""Everything within its tenant but keys and images."""
+"""Everything within its tenant but keys and images: sandboxes:read, sandboxes:write, exec, files, usage."""
 ROLE_ADMIN: Role.ValueType  # 2
-"""Everything, for every tenant."""
+"""Every scope, for every tenant."""
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
 @_typing.final
@@ -58,6 +58,7 @@ class ApiKey(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     REVOKE_TIME_FIELD_NUMBER: _builtins.int
+    SCOPES_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
     """Its public id, part of the key."""
     tenant: _builtins.str
@@ -66,7 +67,7 @@ class ApiKey(_message.Message):
     """What its owner called it."""
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[Global___Role.ValueType]:
-        """What its bearer may do."""
+        """What its bearer may do: the scopes of these roles, and `scopes`."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -80,6 +81,10 @@ class ApiKey(_message.Message):
     def revoke_time(self) -> _timestamp_pb2.Timestamp:
         """When it was revoked. Unset: it was not."""
 
+    @_builtins.property
+    def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What its bearer may do besides: see CreateKeyRequest."""
+
     def __init__(
         self,
         *,
@@ -90,10 +95,11 @@ class ApiKey(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         revoke_time: _timestamp_pb2.Timestamp | None = ...,
+        scopes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "revoke_time", b"revoke_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "key_id", b"key_id", "name", b"name", "revoke_time", b"revoke_time", "roles", b"roles", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "key_id", b"key_id", "name", b"name", "revoke_time", b"revoke_time", "roles", b"roles", "scopes", b"scopes", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

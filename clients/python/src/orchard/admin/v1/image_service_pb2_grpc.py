@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class ImageServiceStub:
-    """ImageService manages the images of a one-machine platform. Needs ROLE_ADMIN; on a cluster it is UNIMPLEMENTED, since images come from a
-    registry there.
+    """ImageService manages the images of a one-machine platform. Needs the scope images, which ROLE_ADMIN has; on a cluster it is UNIMPLEMENTED,
+    since images come from a registry there.
     """
 
     def __init__(self, channel):
@@ -54,8 +54,8 @@ class ImageServiceStub:
 
 
 class ImageServiceServicer:
-    """ImageService manages the images of a one-machine platform. Needs ROLE_ADMIN; on a cluster it is UNIMPLEMENTED, since images come from a
-    registry there.
+    """ImageService manages the images of a one-machine platform. Needs the scope images, which ROLE_ADMIN has; on a cluster it is UNIMPLEMENTED,
+    since images come from a registry there.
     """
 
     def ImportImage(self, request, context):
@@ -107,8 +107,8 @@ def add_ImageServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ImageService:
-    """ImageService manages the images of a one-machine platform. Needs ROLE_ADMIN; on a cluster it is UNIMPLEMENTED, since images come from a
-    registry there.
+    """ImageService manages the images of a one-machine platform. Needs the scope images, which ROLE_ADMIN has; on a cluster it is UNIMPLEMENTED,
+    since images come from a registry there.
     """
 
     @staticmethod

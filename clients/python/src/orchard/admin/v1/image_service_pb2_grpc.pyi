@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ImageServiceStub:
-    """ImageService manages the images of a one-machine platform. Needs ROLE_ADMIN; on a cluster it is UNIMPLEMENTED, since images come from a
-    registry there.
+    """ImageService manages the images of a one-machine platform. Needs the scope images, which ROLE_ADMIN has; on a cluster it is UNIMPLEMENTED,
+    since images come from a registry there.
     """
 
     @_typing.overload
@@ -46,8 +46,8 @@ class ImageServiceStub:
 
 @_typing.type_check_only
 class ImageServiceAsyncStub(ImageServiceStub):
-    """ImageService manages the images of a one-machine platform. Needs ROLE_ADMIN; on a cluster it is UNIMPLEMENTED, since images come from a
-    registry there.
+    """ImageService manages the images of a one-machine platform. Needs the scope images, which ROLE_ADMIN has; on a cluster it is UNIMPLEMENTED,
+    since images come from a registry there.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -61,8 +61,8 @@ class ImageServiceAsyncStub(ImageServiceStub):
     """RemoveImage removes an image. Errors: NOT_FOUND, FAILED_PRECONDITION (sandboxes use it)."""
 
 class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
-    """ImageService manages the images of a one-machine platform. Needs ROLE_ADMIN; on a cluster it is UNIMPLEMENTED, since images come from a
-    registry there.
+    """ImageService manages the images of a one-machine platform. Needs the scope images, which ROLE_ADMIN has; on a cluster it is UNIMPLEMENTED,
+    since images come from a registry there.
     """
 
     @_abc_1.abstractmethod

@@ -26,25 +26,25 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from orchard.admin.v1 import admin_pb2 as orchard_dot_admin_dot_v1_dot_admin__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"orchard/admin/v1/key_service.proto\x12\x10orchard.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1corchard/admin/v1/admin.proto\"\x7f\n\x10\x43reateKeyRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12%\n\x05roles\x18\x03 \x03(\x0e\x32\x16.orchard.admin.v1.Role\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"J\n\x11\x43reateKeyResponse\x12%\n\x03key\x18\x01 \x01(\x0b\x32\x18.orchard.admin.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"H\n\x0fListKeysRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\"S\n\x10ListKeysResponse\x12&\n\x04keys\x18\x01 \x03(\x0b\x32\x18.orchard.admin.v1.ApiKey\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x10RevokeKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\":\n\x11RevokeKeyResponse\x12%\n\x03key\x18\x01 \x01(\x0b\x32\x18.orchard.admin.v1.ApiKey2\x8b\x02\n\nKeyService\x12T\n\tCreateKey\x12\".orchard.admin.v1.CreateKeyRequest\x1a#.orchard.admin.v1.CreateKeyResponse\x12Q\n\x08ListKeys\x12!.orchard.admin.v1.ListKeysRequest\x1a\".orchard.admin.v1.ListKeysResponse\x12T\n\tRevokeKey\x12\".orchard.admin.v1.RevokeKeyRequest\x1a#.orchard.admin.v1.RevokeKeyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"orchard/admin/v1/key_service.proto\x12\x10orchard.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1corchard/admin/v1/admin.proto\"\x8f\x01\n\x10\x43reateKeyRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12%\n\x05roles\x18\x03 \x03(\x0e\x32\x16.orchard.admin.v1.Role\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06scopes\x18\x05 \x03(\t\"J\n\x11\x43reateKeyResponse\x12%\n\x03key\x18\x01 \x01(\x0b\x32\x18.orchard.admin.v1.ApiKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"H\n\x0fListKeysRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\"S\n\x10ListKeysResponse\x12&\n\x04keys\x18\x01 \x03(\x0b\x32\x18.orchard.admin.v1.ApiKey\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x10RevokeKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\":\n\x11RevokeKeyResponse\x12%\n\x03key\x18\x01 \x01(\x0b\x32\x18.orchard.admin.v1.ApiKey2\x8b\x02\n\nKeyService\x12T\n\tCreateKey\x12\".orchard.admin.v1.CreateKeyRequest\x1a#.orchard.admin.v1.CreateKeyResponse\x12Q\n\x08ListKeys\x12!.orchard.admin.v1.ListKeysRequest\x1a\".orchard.admin.v1.ListKeysResponse\x12T\n\tRevokeKey\x12\".orchard.admin.v1.RevokeKeyRequest\x1a#.orchard.admin.v1.RevokeKeyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'orchard.admin.v1.key_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CREATEKEYREQUEST']._serialized_start=118
-  _globals['_CREATEKEYREQUEST']._serialized_end=245
-  _globals['_CREATEKEYRESPONSE']._serialized_start=247
-  _globals['_CREATEKEYRESPONSE']._serialized_end=321
-  _globals['_LISTKEYSREQUEST']._serialized_start=323
-  _globals['_LISTKEYSREQUEST']._serialized_end=395
-  _globals['_LISTKEYSRESPONSE']._serialized_start=397
-  _globals['_LISTKEYSRESPONSE']._serialized_end=480
-  _globals['_REVOKEKEYREQUEST']._serialized_start=482
-  _globals['_REVOKEKEYREQUEST']._serialized_end=516
-  _globals['_REVOKEKEYRESPONSE']._serialized_start=518
-  _globals['_REVOKEKEYRESPONSE']._serialized_end=576
-  _globals['_KEYSERVICE']._serialized_start=579
-  _globals['_KEYSERVICE']._serialized_end=846
+  _globals['_CREATEKEYREQUEST']._serialized_start=119
+  _globals['_CREATEKEYREQUEST']._serialized_end=262
+  _globals['_CREATEKEYRESPONSE']._serialized_start=264
+  _globals['_CREATEKEYRESPONSE']._serialized_end=338
+  _globals['_LISTKEYSREQUEST']._serialized_start=340
+  _globals['_LISTKEYSREQUEST']._serialized_end=412
+  _globals['_LISTKEYSRESPONSE']._serialized_start=414
+  _globals['_LISTKEYSRESPONSE']._serialized_end=497
+  _globals['_REVOKEKEYREQUEST']._serialized_start=499
+  _globals['_REVOKEKEYREQUEST']._serialized_end=533
+  _globals['_REVOKEKEYRESPONSE']._serialized_start=535
+  _globals['_REVOKEKEYRESPONSE']._serialized_end=593
+  _globals['_KEYSERVICE']._serialized_start=596
+  _globals['_KEYSERVICE']._serialized_end=863
 # @@protoc_insertion_point(module_scope)

@@ -30,17 +30,24 @@ class CreateKeyRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ROLES_FIELD_NUMBER: _builtins.int
     TTL_FIELD_NUMBER: _builtins.int
+    SCOPES_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """The tenant: 1 to 63 of a-z, 0-9 and '-', beginning with a letter. Required."""
     name: _builtins.str
     """A name for people, at most 100 characters."""
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_admin_pb2.Role.ValueType]:
-        """At least one."""
+        """At least one role or scope."""
 
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """How long it works. Unset: until revoked."""
+        """How long it works. Unset: until revoked. It stops at that time on every gateway, for calls that begin then."""
+
+    @_builtins.property
+    def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Single scopes: sandboxes:read (get, list, wait), sandboxes:write (create, update, delete, heartbeat), exec (commands), files, usage,
+        keys, tenants, images, audit, debug (channelz).
+        """
 
     def __init__(
         self,
@@ -49,10 +56,11 @@ class CreateKeyRequest(_message.Message):
         name: _builtins.str = ...,
         roles: _abc.Iterable[_admin_pb2.Role.ValueType] | None = ...,
         ttl: _duration_pb2.Duration | None = ...,
+        scopes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "roles", b"roles", "tenant", b"tenant", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "roles", b"roles", "scopes", b"scopes", "tenant", b"tenant", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -100,7 +108,7 @@ class ListKeysRequest(_message.Message):
     page_token: _builtins.str
     """next_page_token of the page before; empty for the first."""
     tenant: _builtins.str
-    """Only this tenant's. Empty: all."""
+    """Only this tenant's. Empty: all, with ROLE_ADMIN; else the caller's own."""
     def __init__(
         self,
         *,

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class KeyServiceStub:
-    """KeyService manages API keys. Needs ROLE_ADMIN; errors of every call: PERMISSION_DENIED.
+    """KeyService manages API keys. Needs the scope keys; a key without ROLE_ADMIN manages those of its own tenant, and gives no scope that it
+    lacks itself. Errors of every call: PERMISSION_DENIED.
     """
 
     def __init__(self, channel):
@@ -53,11 +54,13 @@ class KeyServiceStub:
 
 
 class KeyServiceServicer:
-    """KeyService manages API keys. Needs ROLE_ADMIN; errors of every call: PERMISSION_DENIED.
+    """KeyService manages API keys. Needs the scope keys; a key without ROLE_ADMIN manages those of its own tenant, and gives no scope that it
+    lacks itself. Errors of every call: PERMISSION_DENIED.
     """
 
     def CreateKey(self, request, context):
-        """CreateKey makes a key and returns it this once. Not idempotent. Errors: INVALID_ARGUMENT.
+        """CreateKey makes a key and returns it this once. Not idempotent. Errors: INVALID_ARGUMENT, PERMISSION_DENIED (ROLE_MISSING: for
+        another tenant; SCOPE_MISSING: the caller lacks a scope that it would give).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +107,8 @@ def add_KeyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KeyService:
-    """KeyService manages API keys. Needs ROLE_ADMIN; errors of every call: PERMISSION_DENIED.
+    """KeyService manages API keys. Needs the scope keys; a key without ROLE_ADMIN manages those of its own tenant, and gives no scope that it
+    lacks itself. Errors of every call: PERMISSION_DENIED.
     """
 
     @staticmethod

@@ -27,14 +27,18 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class KeyServiceStub:
-    """KeyService manages API keys. Needs ROLE_ADMIN; errors of every call: PERMISSION_DENIED."""
+    """KeyService manages API keys. Needs the scope keys; a key without ROLE_ADMIN manages those of its own tenant, and gives no scope that it
+    lacks itself. Errors of every call: PERMISSION_DENIED.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KeyServiceAsyncStub: ...
     CreateKey: _grpc.UnaryUnaryMultiCallable[_key_service_pb2.CreateKeyRequest, _key_service_pb2.CreateKeyResponse]
-    """CreateKey makes a key and returns it this once. Not idempotent. Errors: INVALID_ARGUMENT."""
+    """CreateKey makes a key and returns it this once. Not idempotent. Errors: INVALID_ARGUMENT, PERMISSION_DENIED (ROLE_MISSING: for
+    another tenant; SCOPE_MISSING: the caller lacks a scope that it would give).
+    """
     ListKeys: _grpc.UnaryUnaryMultiCallable[_key_service_pb2.ListKeysRequest, _key_service_pb2.ListKeysResponse]
     """ListKeys returns keys, newest first, in pages."""
     RevokeKey: _grpc.UnaryUnaryMultiCallable[_key_service_pb2.RevokeKeyRequest, _key_service_pb2.RevokeKeyResponse]
@@ -42,18 +46,24 @@ class KeyServiceStub:
 
 @_typing.type_check_only
 class KeyServiceAsyncStub(KeyServiceStub):
-    """KeyService manages API keys. Needs ROLE_ADMIN; errors of every call: PERMISSION_DENIED."""
+    """KeyService manages API keys. Needs the scope keys; a key without ROLE_ADMIN manages those of its own tenant, and gives no scope that it
+    lacks itself. Errors of every call: PERMISSION_DENIED.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateKey: _aio.UnaryUnaryMultiCallable[_key_service_pb2.CreateKeyRequest, _key_service_pb2.CreateKeyResponse]  # type: ignore[assignment]
-    """CreateKey makes a key and returns it this once. Not idempotent. Errors: INVALID_ARGUMENT."""
+    """CreateKey makes a key and returns it this once. Not idempotent. Errors: INVALID_ARGUMENT, PERMISSION_DENIED (ROLE_MISSING: for
+    another tenant; SCOPE_MISSING: the caller lacks a scope that it would give).
+    """
     ListKeys: _aio.UnaryUnaryMultiCallable[_key_service_pb2.ListKeysRequest, _key_service_pb2.ListKeysResponse]  # type: ignore[assignment]
     """ListKeys returns keys, newest first, in pages."""
     RevokeKey: _aio.UnaryUnaryMultiCallable[_key_service_pb2.RevokeKeyRequest, _key_service_pb2.RevokeKeyResponse]  # type: ignore[assignment]
     """RevokeKey stops a key within a few seconds, on every gateway. Idempotent. Errors: NOT_FOUND."""
 
 class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
-    """KeyService manages API keys. Needs ROLE_ADMIN; errors of every call: PERMISSION_DENIED."""
+    """KeyService manages API keys. Needs the scope keys; a key without ROLE_ADMIN manages those of its own tenant, and gives no scope that it
+    lacks itself. Errors of every call: PERMISSION_DENIED.
+    """
 
     @_abc_1.abstractmethod
     def CreateKey(
@@ -61,7 +71,9 @@ class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _key_service_pb2.CreateKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_key_service_pb2.CreateKeyResponse, _abc.Awaitable[_key_service_pb2.CreateKeyResponse]]:
-        """CreateKey makes a key and returns it this once. Not idempotent. Errors: INVALID_ARGUMENT."""
+        """CreateKey makes a key and returns it this once. Not idempotent. Errors: INVALID_ARGUMENT, PERMISSION_DENIED (ROLE_MISSING: for
+        another tenant; SCOPE_MISSING: the caller lacks a scope that it would give).
+        """
 
     @_abc_1.abstractmethod
     def ListKeys(

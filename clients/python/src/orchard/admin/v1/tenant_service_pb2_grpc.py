@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TenantServiceStub:
-    """TenantService sets what tenants may have. Needs ROLE_ADMIN; errors of every call: PERMISSION_DENIED.
+    """TenantService sets what tenants may have. Needs the scope tenants, which ROLE_ADMIN has; errors of every call: PERMISSION_DENIED.
     """
 
     def __init__(self, channel):
@@ -48,7 +48,7 @@ class TenantServiceStub:
 
 
 class TenantServiceServicer:
-    """TenantService sets what tenants may have. Needs ROLE_ADMIN; errors of every call: PERMISSION_DENIED.
+    """TenantService sets what tenants may have. Needs the scope tenants, which ROLE_ADMIN has; errors of every call: PERMISSION_DENIED.
     """
 
     def SetTenant(self, request, context):
@@ -88,7 +88,7 @@ def add_TenantServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TenantService:
-    """TenantService sets what tenants may have. Needs ROLE_ADMIN; errors of every call: PERMISSION_DENIED.
+    """TenantService sets what tenants may have. Needs the scope tenants, which ROLE_ADMIN has; errors of every call: PERMISSION_DENIED.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TenantServiceStub:
-    """TenantService sets what tenants may have. Needs ROLE_ADMIN; errors of every call: PERMISSION_DENIED."""
+    """TenantService sets what tenants may have. Needs the scope tenants, which ROLE_ADMIN has; errors of every call: PERMISSION_DENIED."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -42,7 +42,7 @@ class TenantServiceStub:
 
 @_typing.type_check_only
 class TenantServiceAsyncStub(TenantServiceStub):
-    """TenantService sets what tenants may have. Needs ROLE_ADMIN; errors of every call: PERMISSION_DENIED."""
+    """TenantService sets what tenants may have. Needs the scope tenants, which ROLE_ADMIN has; errors of every call: PERMISSION_DENIED."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     SetTenant: _aio.UnaryUnaryMultiCallable[_tenant_service_pb2.SetTenantRequest, _tenant_service_pb2.SetTenantResponse]  # type: ignore[assignment]
@@ -53,7 +53,7 @@ class TenantServiceAsyncStub(TenantServiceStub):
     """ListTenants returns every tenant that has a quota or an API key, by name, in pages."""
 
 class TenantServiceServicer(metaclass=_abc_1.ABCMeta):
-    """TenantService sets what tenants may have. Needs ROLE_ADMIN; errors of every call: PERMISSION_DENIED."""
+    """TenantService sets what tenants may have. Needs the scope tenants, which ROLE_ADMIN has; errors of every call: PERMISSION_DENIED."""
 
     @_abc_1.abstractmethod
     def SetTenant(

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class UsageServiceStub:
-    """UsageService says what was used. ROLE_USER sees its own tenant, ROLE_ADMIN every one.
+    """UsageService says what was used. Needs the scope usage; a key without ROLE_ADMIN sees its own tenant.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class UsageServiceStub:
 
 
 class UsageServiceServicer:
-    """UsageService says what was used. ROLE_USER sees its own tenant, ROLE_ADMIN every one.
+    """UsageService says what was used. Needs the scope usage; a key without ROLE_ADMIN sees its own tenant.
     """
 
     def GetUsage(self, request, context):
@@ -70,7 +70,7 @@ def add_UsageServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class UsageService:
-    """UsageService says what was used. ROLE_USER sees its own tenant, ROLE_ADMIN every one.
+    """UsageService says what was used. Needs the scope usage; a key without ROLE_ADMIN sees its own tenant.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class UsageServiceStub:
-    """UsageService says what was used. ROLE_USER sees its own tenant, ROLE_ADMIN every one."""
+    """UsageService says what was used. Needs the scope usage; a key without ROLE_ADMIN sees its own tenant."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -38,14 +38,14 @@ class UsageServiceStub:
 
 @_typing.type_check_only
 class UsageServiceAsyncStub(UsageServiceStub):
-    """UsageService says what was used. ROLE_USER sees its own tenant, ROLE_ADMIN every one."""
+    """UsageService says what was used. Needs the scope usage; a key without ROLE_ADMIN sees its own tenant."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetUsage: _aio.UnaryUnaryMultiCallable[_usage_service_pb2.GetUsageRequest, _usage_service_pb2.GetUsageResponse]  # type: ignore[assignment]
     """GetUsage adds up a period. Errors: INVALID_ARGUMENT (start after end, bad label), PERMISSION_DENIED (another tenant)."""
 
 class UsageServiceServicer(metaclass=_abc_1.ABCMeta):
-    """UsageService says what was used. ROLE_USER sees its own tenant, ROLE_ADMIN every one."""
+    """UsageService says what was used. Needs the scope usage; a key without ROLE_ADMIN sees its own tenant."""
 
     @_abc_1.abstractmethod
     def GetUsage(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, Final, Protocol
 
@@ -28,7 +28,8 @@ BOOKMARK_SECONDS: Final = 60.0
 SILENCE_SECONDS: Final = 3 * BOOKMARK_SECONDS
 READ_SECONDS: Final = 75.0
 """A connection is given up when nothing came for so long: above the interval of bookmarks."""
-_SNAPSHOT_READ_SECONDS: Final = 30.0
+SNAPSHOT_SECONDS: Final = 30.0
+"""The same, while everything that exists is streamed."""
 _WATCH_SECONDS: Final = (300, 600)  # apart from one another, so that no server is met by all its watchers at once
 _PAGE: Final = 250
 _TURN: Final = 64  # events decoded before the loop may do something else
@@ -59,7 +60,7 @@ class Answer(Protocol):
     async def body(self) -> bytes:
         """All of it. Raises ConnectionLostError where it is not whole."""
 
-    def chunks(self) -> AsyncIterator[bytes]:
+    def chunks(self) -> AsyncGenerator[bytes, None]:
         """As it arrives. Raises ConnectionLostError where it does not end in order."""
 
 
@@ -112,6 +113,7 @@ class PodWatch:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         read_seconds: float = READ_SECONDS,
+        snapshot_seconds: float = SNAPSHOT_SECONDS,
     ) -> None:
         self._api = api
         self._project = project
@@ -120,6 +122,7 @@ class PodWatch:
         self._clock = clock
         self._sleep = sleep
         self._read_seconds = read_seconds
+        self._snapshot_seconds = snapshot_seconds
         self._backoff = Backoff(0.8, 30.0, rng=self._rng)
         self._streams_snapshots = True
         self._version = 0
@@ -207,17 +210,16 @@ class PodWatch:
             "timeoutSeconds": str(self._rng.randint(*_WATCH_SECONDS)),
             **start,
         }
-        read_seconds = min(self._read_seconds, _SNAPSHOT_READ_SECONDS) if initial else self._read_seconds
-        try:
-            async with self._api.get(query, read_seconds=read_seconds) as answer:
-                if answer.status != 200:
-                    raise self._refused(answer, await answer.body(), initial=initial)
-                began = self._clock()
-                if not initial:
-                    self._healthy_since = self._healthy_since or began
-                    yield Bookmark()  # it was taken up again: nothing is missing
-                lines = Lines()
-                async for chunk in answer.chunks():
+        async with self._api.get(query, read_seconds=self._read_seconds) as answer:
+            if answer.status != 200:
+                raise self._refused(answer, await answer.body(), initial=initial)
+            began = self._clock()
+            if not initial:
+                self._healthy_since = self._healthy_since or began
+                yield Bookmark()  # it was taken up again: nothing is missing
+            lines = Lines()
+            async with aclosing(answer.chunks()) as chunks:
+                while chunk := await self._chunk(chunks, initial=initial):
                     for line in lines.feed(chunk):
                         await self._take_turns()
                         event = self._read(line, initial=initial)
@@ -226,16 +228,26 @@ class PodWatch:
                             self._healthy_since = self._clock()
                         if event is not None:
                             yield event
-                lines.end()
-        except ConnectionLostError as error:
-            if initial and error.silent:
-                # A server that does not know sendInitialEvents sends what it has and then waits for changes.
-                self._streams_snapshots = False
-            raise
+            lines.end()
         if initial:
             raise _TroubleError("the stream ended before everything was sent")
         if self._clock() - began < _TOO_SHORT_SECONDS:
             raise _TroubleError("the server ended the stream at once")
+
+    async def _chunk(self, chunks: AsyncGenerator[bytes, None], *, initial: bool) -> bytes:
+        """The next piece of the body; none at its end."""
+        if not initial:
+            return await anext(chunks, b"")
+        try:
+            async with asyncio.timeout(self._snapshot_seconds):
+                return await anext(chunks, b"")
+        except TimeoutError:
+            # A server that does not know sendInitialEvents sends what it has and then waits for changes.
+            self._streams_snapshots = False
+            why = (
+                f"the server does not end its initial events within {self._snapshot_seconds:g} s; it is asked for lists"
+            )
+            raise _TroubleError(why, relist=True, at_once=True) from None
 
     def _read(self, line: bytes, *, initial: bool) -> Event | None:
         """One event of a watch; None for what is known already."""

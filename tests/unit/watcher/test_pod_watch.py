@@ -53,13 +53,15 @@ def project(thing: dict[str, Any], *, removed: bool = False) -> Seen:
 LOST = ConnectionLostError("reset")
 SILENT = ConnectionLostError("nothing for 75 s", silent=True)
 FOR_EVER = None
+"""Nothing more, and the script is over."""
+NOTHING_MORE = "nothing more"
 
 
 class Answer:
     """An answer of so many chunks, then its end, an error, or nothing for ever."""
 
     def __init__(
-        self, *parts: bytes | Exception | None, status: int = 200, retry_after: str = "", lasts: float = 60
+        self, *parts: bytes | str | Exception | None, status: int = 200, retry_after: str = "", lasts: float = 60
     ) -> None:
         self.parts = parts
         self.status = status
@@ -76,6 +78,7 @@ class Answer:
         for part in self.parts:
             if part is FOR_EVER:
                 self.over.set()
+            if part in (FOR_EVER, NOTHING_MORE):
                 await asyncio.Event().wait()
             if isinstance(part, Exception):
                 self.pass_by(self.lasts)
@@ -136,7 +139,13 @@ class Longest(random.Random):
 
 def watch_of(server: Server, rng: random.Random | None = None) -> PodWatch:
     return PodWatch(
-        server, project, SELECTOR, rng=rng or Longest(), clock=lambda: server.now, sleep=server.sleep, read_seconds=75
+        server,
+        project,
+        SELECTOR,
+        rng=rng or Longest(),
+        clock=lambda: server.now,
+        sleep=server.sleep,
+        snapshot_seconds=0.05,
     )
 
 
@@ -233,9 +242,11 @@ async def test_a_server_that_ignores_the_wish_is_asked_for_pages() -> None:
     unmarked = Server(Answer(change("a", 3, "ADDED"), bookmark(5)), Answer(pods_of(8, pod("a", 3))), Answer(FOR_EVER))
     assert await run(unmarked) == "restarted a3 interrupted restarted bookmark a3 synced bookmark"
     assert unmarked.waits == [0]
-    silent = Server(Answer(change("a", 3, "ADDED"), SILENT), Answer(pods_of(8, pod("a", 3))), Answer(FOR_EVER))
-    assert await run(silent) == "restarted a3 interrupted restarted bookmark a3 synced bookmark"
-    assert silent.read_seconds[0] == 30
+
+
+async def test_a_server_that_never_ends_its_initial_events_is_asked_for_pages() -> None:
+    server = Server(Answer(change("a", 3, "ADDED"), NOTHING_MORE), Answer(pods_of(8, pod("a", 3))), Answer(FOR_EVER))
+    assert await run(server) == "restarted a3 interrupted restarted bookmark a3 synced bookmark"
 
 
 async def test_a_snapshot_that_broke_off_is_begun_anew() -> None:

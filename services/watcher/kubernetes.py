@@ -12,7 +12,7 @@ import aiohttp
 from services.common import pods
 from services.common.kubernetes import KubernetesClient
 from services.watcher.pod_states import project
-from services.watcher.pod_watch import READ_SECONDS, ConnectionLostError, PodWatch
+from services.watcher.pod_watch import DEFAULT_TIMING, ConnectionLostError, PodWatch, Timing
 from services.watcher.service import Event
 
 _CONNECT_SECONDS: Final = 10.0
@@ -30,9 +30,9 @@ _KEEP_ALIVE: Final = (
 class KubernetesRuntime:
     """Watches the sandboxes' Pods of one namespace."""
 
-    def __init__(self, client: KubernetesClient, namespace: str, *, read_seconds: float = READ_SECONDS) -> None:
+    def __init__(self, client: KubernetesClient, namespace: str, timing: Timing = DEFAULT_TIMING) -> None:
         """Use `client`, which must serve nobody else."""
-        self._watch = PodWatch(_Pods(client, namespace), project, pods.SELECTOR, read_seconds=read_seconds)
+        self._watch = PodWatch(_Pods(client, namespace), project, pods.SELECTOR, timing)
 
     def watch(self) -> AsyncIterator[Event]:
         """See service.Runtime."""

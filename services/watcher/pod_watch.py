@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from services.common.backoff import Backoff
@@ -26,10 +27,6 @@ Json = dict[str, Any]
 BOOKMARK_SECONDS: Final = 60.0
 """How often an API server sends a bookmark to who asks for them."""
 SILENCE_SECONDS: Final = 3 * BOOKMARK_SECONDS
-READ_SECONDS: Final = 75.0
-"""A connection is given up when nothing came for so long: above the interval of bookmarks."""
-SNAPSHOT_SECONDS: Final = 30.0
-"""The same, while everything that exists is streamed."""
 _WATCH_SECONDS: Final = (300, 600)  # apart from one another, so that no server is met by all its watchers at once
 _PAGE: Final = 250
 _TURN: Final = 64  # events decoded before the loop may do something else
@@ -48,6 +45,22 @@ class ConnectionLostError(Exception):
         super().__init__(why)
         self.silent = silent
         """Nothing came for the time given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long the watch waits for what, in seconds."""
+
+    read: float = 75.0
+    """For bytes, before a connection is given up: above the interval of bookmarks."""
+    snapshot: float = 30.0
+    """The same, while everything that exists is streamed."""
+    first_retry: float = 0.8
+    """Before the first attempt after a failure, at most; doubled with each."""
+    longest_retry: float = 30.0
+
+
+DEFAULT_TIMING: Final = Timing()
 
 
 class Answer(Protocol):
@@ -108,12 +121,11 @@ class PodWatch:
         api: PodApi,
         project: Callable[..., Seen],
         selector: str,
+        timing: Timing,
         *,
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        read_seconds: float = READ_SECONDS,
-        snapshot_seconds: float = SNAPSHOT_SECONDS,
     ) -> None:
         self._api = api
         self._project = project
@@ -121,9 +133,8 @@ class PodWatch:
         self._rng = rng or random.Random()  # noqa: S311 (spreads load, guards nothing)
         self._clock = clock
         self._sleep = sleep
-        self._read_seconds = read_seconds
-        self._snapshot_seconds = snapshot_seconds
-        self._backoff = Backoff(0.8, 30.0, rng=self._rng)
+        self._timing = timing
+        self._backoff = Backoff(timing.first_retry, timing.longest_retry, rng=self._rng)
         self._streams_snapshots = True
         self._version = 0
         self._troubles = self._refusals = self._silences = self._turn = 0
@@ -184,7 +195,7 @@ class PodWatch:
         version, token = 0, ""
         while True:
             query = {"labelSelector": self._selector, "limit": str(_PAGE), **({"continue": token} if token else {})}
-            async with self._api.get(query, read_seconds=self._read_seconds) as answer:
+            async with self._api.get(query, read_seconds=self._timing.read) as answer:
                 body = await answer.body()
                 if answer.status != 200:
                     raise self._refused(answer, body)
@@ -210,7 +221,7 @@ class PodWatch:
             "timeoutSeconds": str(self._rng.randint(*_WATCH_SECONDS)),
             **start,
         }
-        async with self._api.get(query, read_seconds=self._read_seconds) as answer:
+        async with self._api.get(query, read_seconds=self._timing.read) as answer:
             if answer.status != 200:
                 raise self._refused(answer, await answer.body(), initial=initial)
             began = self._clock()
@@ -239,13 +250,13 @@ class PodWatch:
         if not initial:
             return await anext(chunks, b"")
         try:
-            async with asyncio.timeout(self._snapshot_seconds):
+            async with asyncio.timeout(self._timing.snapshot):
                 return await anext(chunks, b"")
         except TimeoutError:
             # A server that does not know sendInitialEvents sends what it has and then waits for changes.
             self._streams_snapshots = False
             why = (
-                f"the server does not end its initial events within {self._snapshot_seconds:g} s; it is asked for lists"
+                f"the server does not end its initial events within {self._timing.snapshot:g} s; it is asked for lists"
             )
             raise _TroubleError(why, relist=True, at_once=True) from None
 

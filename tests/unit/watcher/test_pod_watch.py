@@ -11,7 +11,7 @@ import pytest
 
 from services.common.observed import Observed
 from services.common.states import State
-from services.watcher.pod_watch import ConnectionLostError, PodWatch
+from services.watcher.pod_watch import ConnectionLostError, PodWatch, Timing
 from services.watcher.service import Bookmark, Interrupted, Restarted, Seen, Synced
 
 SELECTOR = "app=sandbox"
@@ -142,10 +142,10 @@ def watch_of(server: Server, rng: random.Random | None = None) -> PodWatch:
         server,
         project,
         SELECTOR,
+        Timing(snapshot=0.05),
         rng=rng or Longest(),
         clock=lambda: server.now,
         sleep=server.sleep,
-        snapshot_seconds=0.05,
     )
 
 

@@ -89,7 +89,7 @@ class OutputPump:
     def _read(self, pipe: int) -> int:
         """Read once; returns the bytes taken, zero at the end or when nothing is there."""
         try:
-            data = os.read(pipe, self._read_size)
+            data = os.read(pipe, self._next_size)
         except BlockingIOError:
             return 0
         if not data:
@@ -116,11 +116,15 @@ class OutputPump:
         with contextlib.suppress(OSError):  # the user's share of pipe memory is used up
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _LARGE_PIPE)
 
+    @property
+    def _next_size(self) -> int:
+        """Bytes of the next read: never more than is kept, or a follower would hold it up that has read everything."""
+        return min(self._read_size, self._spool.capacity)
+
     def _must_stall(self) -> bool:
-        spool = self._spool
-        if not self.followers or not spool.would_overwrite(spool.start, self._read_size):
+        spool, size = self._spool, self._next_size
+        if not self.followers or not spool.would_overwrite(spool.start, size):
             return False
-        size = self._read_size
         return any(not f.lagging and spool.would_overwrite(f.offset, size) for f in self.followers)
 
     def _stall(self) -> None:
@@ -131,7 +135,7 @@ class OutputPump:
 
     def _give_up(self) -> None:
         for follower in self.followers:
-            if self._spool.would_overwrite(follower.offset, self._read_size):
+            if self._spool.would_overwrite(follower.offset, self._next_size):
                 follower.lagging = True
         self._resume()
 

@@ -180,6 +180,13 @@ async def test_a_slow_reader_slows_its_command_and_loses_nothing(client: Client,
     assert output.stdout == content
 
 
+async def test_a_reader_that_keeps_up_slows_nothing_however_little_is_retained(client: Client) -> None:
+    size = 24 * MIB
+    command = spec("head", "-c", str(size), "/dev/zero", retained_limit_bytes=64 * KIB)
+    output = await client.stream(command)  # half a minute for each stall would be far past the call's deadline
+    assert (len(output.stdout), output.gaps) == (size, [])
+
+
 async def test_a_command_without_readers_is_never_slowed(client: Client) -> None:
     response = await client.start(spec("head", "-c", str(100 * MIB), "/dev/zero", retained_limit_bytes=64 * KIB))
     assert response.exec.result.output_bytes == 100 * MIB

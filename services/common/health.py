@@ -37,6 +37,8 @@ class _Servicer(aio.HealthServicer):  # type: ignore[misc]  # grpc_health has no
             watching.cancel()
             ended.cancel()
             await asyncio.gather(watching, ended, return_exceptions=True)
+        # Perhaps once more: the end may have come before the change was told.
+        await context.write(health_pb2.HealthCheckResponse(status=_NOT_SERVING))
         await context.abort(grpc.StatusCode.UNAVAILABLE, "the server stops")
 
 

@@ -65,6 +65,13 @@ current_call: contextvars.ContextVar[Call] = contextvars.ContextVar("current_cal
 Metadata = dict[str, Any]
 
 
+class CallObserver(Protocol):
+    """Is told of every call of this server's own services that has ended."""
+
+    def ended(self, call: Call, status: str, peer: Callable[[], str]) -> None:
+        """A call has ended with a status, like "OK"; `peer` gives gRPC's name of the caller. Neither waits nor raises."""
+
+
 def note_target(target: str) -> None:
     """Note what the call that is being served is about."""
     if (call := current_call.get(None)) is not None:
@@ -84,10 +91,22 @@ class Authenticator(Protocol):
 
 
 class InFlight:
-    """Counts calls that run, so that a stopping server can wait for their `finally` blocks."""
+    """Calls that run, so that a stopping server can end them and wait for their `finally` blocks."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.limits: set[asyncio.Timeout] = set()
+        """Of calls that have one answer."""
+        self.given_up = False
+        """Whether `give_up` was called."""
+
+    def give_up(self) -> None:
+        """The server stops and waits no longer for calls that have one answer: each tells its client so."""
+        self.given_up = True
+        now = asyncio.get_running_loop().time()
+        for limit in self.limits:
+            if not limit.expired():
+                limit.reschedule(now)
 
     def add(self) -> asyncio.Task[Any] | None:
         """Note the current task."""
@@ -113,9 +132,16 @@ class InFlight:
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler; see the module."""
 
-    def __init__(self, *, authenticator: Authenticator | None, telemetry: Telemetry | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        authenticator: Authenticator | None,
+        telemetry: Telemetry | None = None,
+        observer: CallObserver | None = None,
+    ) -> None:
         self._authenticator = authenticator
         self._telemetry = telemetry
+        self._observer = observer
         self._wrapped: dict[str, Handler] = {}
         self.in_flight = InFlight()
 
@@ -167,9 +193,16 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             try:
                 await self._authenticate(call, context)
                 # Every wait has an end, also for callers that set no deadline. Uploads end with their stream.
-                async with asyncio.timeout(_MAXIMUM_UNARY_SECONDS if bounded else None):
-                    return await inner(request, context)
-            except BaseException as error:  # noqa: BLE001 (the one place that maps everything)
+                async with asyncio.timeout(_MAXIMUM_UNARY_SECONDS if bounded else None) as limit:
+                    self.in_flight.limits.add(limit)
+                    try:
+                        return await inner(request, context)
+                    finally:
+                        self.in_flight.limits.discard(limit)
+            except BaseException as raised:  # noqa: BLE001 (the one place that maps everything)
+                error = raised
+                if isinstance(raised, TimeoutError) and self.in_flight.given_up:
+                    error = UnavailableError("the server stops; retry", reason="SERVER_STOPPING")
                 status = _status_of(error)
                 await self._fail(error, call, context)
             finally:
@@ -250,6 +283,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _end(self, call: Call, started: float, status: str, context: Context) -> None:
         if call.trailing and status == "OK":
             context.set_trailing_metadata(tuple(call.trailing))
+        if self._observer is not None:
+            self._observer.ended(call, status, context.peer)
         if self._telemetry is None:
             return
         code = context.code()

@@ -19,6 +19,7 @@ _log = get_logger(__name__)
 
 MESSAGE_LIMIT: Final = 4 << 20  # StartExec and Exec requests may have 3 MiB
 STREAM_GRACE_SECONDS: Final = 5.0
+_CUT_SECONDS: Final = 1.0  # what calls get to say that they are given up, before they are cut
 
 SERVER_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     # A second server on a port must fail instead of silently sharing it.
@@ -109,7 +110,10 @@ class Server:
         self.stopping.set()
         self.health.end_watches()
         wake()
+        loop = asyncio.get_running_loop()
+        giving_up = loop.call_later(STREAM_GRACE_SECONDS - _CUT_SECONDS, self._interceptor.in_flight.give_up)
         await self.grpc_server.stop(STREAM_GRACE_SECONDS)
+        giving_up.cancel()
         if self._health_server is not None:
             await self._health_server.stop(None)
         if not await self._interceptor.in_flight.drained(STREAM_GRACE_SECONDS):

@@ -210,14 +210,15 @@ async def test_health_tells_the_truth() -> None:
         assert server.health.wrong == {"store": "away"}
 
 
-async def test_stopping_waits_for_the_handlers_clean_up() -> None:
+async def test_stopping_tells_what_it_cannot_wait_for_and_waits_for_the_clean_up() -> None:
     async with serving() as (handlers, channel, server, _port):
         call = channel.unary_unary("/x/waits")(b"")
         await asyncio.wait_for(handlers.started.wait(), 20)
         await server.stop()
         assert handlers.finished.is_set()
         assert server.stopping.is_set()
-        await failing(call)
+        error = await failing(call)
+        assert (error.code(), info(error).reason) == (grpc.StatusCode.UNAVAILABLE, "SERVER_STOPPING")
 
 
 async def test_a_port_in_use_is_an_error_that_names_it() -> None:
@@ -263,16 +264,18 @@ async def test_calls_are_counted_under_the_status_they_had() -> None:
     }
 
 
-async def test_a_health_watch_sees_the_stop_and_does_not_hold_it_up() -> None:
+@pytest.mark.parametrize("notice_seconds", [0.0, 0.1])
+async def test_a_health_watch_sees_the_stop_and_does_not_hold_it_up(notice_seconds: float) -> None:
     async with serving() as (_handlers, channel, server, _port):
         await server.health.well("store")
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="x"))
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         began = asyncio.get_running_loop().time()
-        stop = asyncio.ensure_future(server.stop(notice_seconds=0.1))
+        stop = asyncio.ensure_future(server.stop(notice_seconds=notice_seconds))
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await watch.read()
+            while (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING:
+                pass
         await stop
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
         assert asyncio.get_running_loop().time() - began < STREAM_GRACE_SECONDS

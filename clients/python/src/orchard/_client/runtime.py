@@ -28,6 +28,10 @@ from typing import Any, Final
 
 _CORE: Final = "grpc._cython.cygrpc"
 _FORK_SWITCH: Final = "GRPC_ENABLE_FORK_SUPPORT"
+_EXPERIMENTS: Final = "GRPC_EXPERIMENTS"
+# The thread that waits for a call reads its socket itself. With gRPC's own pool of threads in between, a call takes
+# 0.15 ms longer and streamed output a third more of the client's processor time (measured with 1.85).
+_POLL_IN_PLACE: Final = "-event_engine_client,-event_engine_listener"
 _OFF: Final = ("0", "false", "no")
 
 
@@ -54,7 +58,7 @@ class ProcessGrpc:
 def _load() -> ModuleType:
     if "grpc" in sys.modules and os.environ.get(_FORK_SWITCH, "").lower() not in _OFF:
         return _copy()
-    with _without_fork_support():
+    with _core_settings():
         importlib.import_module("grpc.aio")
     return sys.modules["grpc"]
 
@@ -87,7 +91,7 @@ def _copy() -> ModuleType:
         finder = _CoreFinder(str(library))
         sys.meta_path.insert(0, finder)
         try:
-            with _without_fork_support():
+            with _core_settings():
                 importlib.import_module("grpc.aio")
             copied = sys.modules["grpc"]
         finally:
@@ -100,19 +104,21 @@ def _copy() -> ModuleType:
 
 
 @contextmanager
-def _without_fork_support() -> Iterator[None]:
-    """While a core is loaded: it reads the switch then. The variable is put back, since programs started later may
-    want it.
+def _core_settings() -> Iterator[None]:
+    """While a core is loaded: it reads its settings then. The variables are put back, since programs started later
+    may want them. A choice of experiments by the user wins.
     """
-    before = os.environ.get(_FORK_SWITCH)
+    before = {name: os.environ.get(name) for name in (_FORK_SWITCH, _EXPERIMENTS)}
     os.environ[_FORK_SWITCH] = "0"
+    os.environ.setdefault(_EXPERIMENTS, _POLL_IN_PLACE)
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop(_FORK_SWITCH, None)
-        else:
-            os.environ[_FORK_SWITCH] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def leak(inherited: object) -> None:

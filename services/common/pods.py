@@ -94,6 +94,15 @@ def decode_spec(annotation: str) -> bytes:
     return serialized
 
 
+def spec_of(annotation: str) -> sandbox_pb2.SandboxSpec:
+    """The spec in an annotation.
+
+    Raises:
+        ValueError: it holds none.
+    """
+    return _parsed(decode_spec(annotation))
+
+
 class Patience(NamedTuple):
     """How long a spec's sandbox may take to start, in seconds."""
 
@@ -108,8 +117,12 @@ def patience_of(serialized: bytes) -> Patience:
     Raises:
         ValueError: it is none.
     """
+    spec = _parsed(serialized)
+    return Patience(seconds_of(spec.start_timeout) or 60.0, seconds_of(spec.pull_timeout) or 900.0)
+
+
+def _parsed(serialized: bytes) -> sandbox_pb2.SandboxSpec:
     try:
-        spec = sandbox_pb2.SandboxSpec.FromString(serialized)
+        return sandbox_pb2.SandboxSpec.FromString(serialized)
     except DecodeError as error:
         raise ValueError(f"the annotation {SPEC} holds no spec: {error}") from None
-    return Patience(seconds_of(spec.start_timeout) or 60.0, seconds_of(spec.pull_timeout) or 900.0)

@@ -122,8 +122,8 @@ class ProcessSpec:
 
 
 def encode_env(env: Mapping[str, str]) -> bytes:
-    """An environment as NUL-terminated KEY=VALUE entries."""
-    return b"".join([f"{key}={value}\0".encode() for key, value in env.items()])
+    """An environment as NUL-terminated KEY=VALUE entries. That of an image need not be UTF-8: see os.fsdecode."""
+    return b"".join([f"{key}={value}\0".encode("utf-8", "surrogateescape") for key, value in env.items()])
 
 
 class Process:

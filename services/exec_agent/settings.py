@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from services.common import pods
 from services.common.tls import TlsFiles
+from services.common.tokens import parse_public_keys
+from services.exec_agent import pod
 from services.exec_agent.launcher import open_launcher
 
 VERSION: Final = "0.1.0"
@@ -99,6 +102,52 @@ class AgentConfig:
             gaps=read.strings("GAPS"),
             restarts=read.number("RESTARTS", 0),
             tls=read.tls(),
+        )
+
+    @classmethod
+    def from_directory(
+        cls,
+        folder: Path,
+        *,
+        listen: str,
+        state: Path = Path(pods.STATE_FOLDER),
+        environ: Mapping[str, str] = os.environ,
+    ) -> AgentConfig:
+        """Read what a Pod shows to its agent (common.pods); opens the launcher and the state directory.
+
+        `environ` is what `init` (launcher/pod.c) gave the agent; the image's own environment is in a file beside it.
+
+        Raises:
+            SettingsError: a file is missing or wrong.
+        """
+        read = _Environment(environ)
+        saved = read.text("ENVIRON_FD")
+        try:
+            files = pod.read_files(folder)
+            parse_public_keys(files["public-keys"].encode())
+            expects_secret_env = pod.flag(files, "expects-secret-env")
+            spec = pods.spec_of(files["spec"])
+            env = pod.environment(pod.read_all(int(saved)), spec.env, spec.user)
+            state_fd = pod.open_state(state)
+        except (OSError, ValueError, TypeError) as error:
+            raise SettingsError(f"{folder}: {error}") from None
+        can_switch_user = pod.can_switch_user()
+        return cls(
+            uid=files["uid"],
+            sandbox_id=files["sandbox-id"],
+            listen=listen,
+            public_keys_pem=files["public-keys"],
+            state_fd=state_fd,
+            launcher_fd=open_launcher(Path(read.text("LAUNCHER"))),
+            env=env,
+            working_directory=pod.working_directory(spec.working_directory, str(Path.cwd()), env["HOME"]),
+            user=spec.user,
+            start_argv=tuple(spec.start_argv),
+            expects_secret_env=expects_secret_env,
+            can_switch_user=can_switch_user,
+            user_gap="" if can_switch_user else pod.USER_GAP,
+            oom_counter_fd=pod.open_oom_counter(Path("/sys/fs/cgroup")),
+            restarts=read.number("RESTARTS", 0),
         )
 
 

@@ -26,13 +26,15 @@ def launcher_path() -> Path:
     return path
 
 
-def open_launcher() -> int:
+def open_launcher(path: Path | None = None) -> int:
     """A descriptor of a sealed copy in memory, to be executed as /proc/self/fd/N. The caller closes it.
+
+    `path` is the launcher where it stands elsewhere than scripts/build-launcher puts it.
 
     Raises:
         LauncherMissingError: it was not built.
     """
-    content = launcher_path().read_bytes()
+    content = (path or launcher_path()).read_bytes()
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
         descriptor = os.memfd_create("orchard-launcher", flags | _MFD_EXEC)

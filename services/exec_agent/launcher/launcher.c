@@ -3,6 +3,10 @@
  *
  *   launcher init LIFELINE_FD             PID 1: reaps every zombie, ends with the lifeline or on a SIGTERM from outside.
  *   launcher serve SOCKET_FD [CGROUP_FD]  fork server of one agent: for each command a reaper, and below it the command.
+ * Under the name `init`:
+ *   init [ARGUMENT ...]                   PID 1 of a Pod's container: runs the agent that is beside this program.
+ *   init copy FOLDER                      copies itself, the agent and all that it needs.
+ *   init check                            does nothing: proof that it can be run.
  *
  * A reaper is the child subreaper of its command, so every descendant is known and reaped without a cgroup, also those that called setsid
  * or forked twice. Reapers are forked ahead of need and used again once their tree is empty: a command costs one vfork and one exec.
@@ -156,6 +160,8 @@ static int run_server(int sock, int cgroups, char **cgroup_fds) {
 }
 
 int main(int argc, char **argv) {
+  const char *name = argc > 0 ? strrchr(argv[0], '/') : NULL;
+  if (name && strcmp(name, "/init") == 0) return run_pod(argc, argv);
   if (argc == 3 && strcmp(argv[1], "init") == 0) return run_init(atoi(argv[2]));
   if (argc >= 3 && strcmp(argv[1], "serve") == 0) return run_server(atoi(argv[2]), argc - 3, argv + 3);
   fputs("usage: launcher init LIFELINE_FD | launcher serve SOCKET_FD [CGROUP_PROCS_FD ...]\n", stderr);

@@ -28,4 +28,8 @@ void kill_tree(pid_t leader);
 /* reaper.c: runs one command and returns when it and all it left behind have ended; false if this process should not run another. */
 int run_job(char *text, size_t size, const int *fds, int count, int signals);
 
+/* pod.c and copy.c: PID 1 of a Pod's container, and the payload that copies itself. Return the exit code. */
+int run_pod(int argc, char **argv);
+int copy_payload(const char *folder, const char *target);
+
 #endif

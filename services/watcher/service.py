@@ -36,7 +36,7 @@ _STEP_VANISHED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The runtime sends everything that exists anew; what it does not name before the next Synced is gone."""
+    """Everything that exists will come anew; what is not named before the next Synced is gone. No sign of life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class Watcher:
                 set_at = time.monotonic()
                 async for event in events:
                     now = time.monotonic()
-                    if not isinstance(event, Interrupted):
+                    if not isinstance(event, (Interrupted, Restarted)):
                         self._heard, self._why = now, ""
                         if now - set_at > self._silence / 16:
                             limit.reschedule(loop.time() + self._silence)

@@ -264,3 +264,11 @@ async def test_a_short_gap_ends_nothing_a_long_silence_does() -> None:
         w.script.put(Synced())
         await w.follow()
         assert w.script.streams == 2
+
+
+async def test_attempts_at_a_new_snapshot_are_no_sign_of_life() -> None:
+    async with watching(Synced(), silence_seconds=0.3) as w:
+        async with asyncio.timeout(BACKSTOP):
+            while w.watcher.synced:
+                w.script.put(Interrupted("nothing came"), Restarted())
+                await asyncio.sleep(0.001)

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
+import uuid
 from pathlib import Path
 
 from services.common.db import connect, migrate
@@ -15,9 +16,11 @@ from services.common.settings import DatabaseSettings
 from services.common.tls import TlsError
 from services.common.validation import Fields
 from services.gateway.app import run
+from services.gateway.audit import Entry
 from services.gateway.keys import Keys
 from services.gateway.settings import GatewaySettings
 from services.gateway.store import SCHEMA, GatewayStore
+from services.gateway.store_audit import AuditTable
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -26,9 +29,12 @@ async def _create_key(database: DatabaseSettings, tenant: str, name: str, roles:
     fields = Fields()
     fields.tenant("tenant", tenant)
     fields.done()
-    store = GatewayStore(connect(database.database_url.get_secret_value(), tls=database.database_tls()))
+    engine = connect(database.database_url.get_secret_value(), tls=database.database_tls())
+    store = GatewayStore(engine)
     try:
         key, secret = await Keys(store, Health()).create(tenant, name, frozenset(roles), None)
+        done = ("orchard.admin.v1.KeyService/CreateKey", key.key_id, "", "OK", "create-key")
+        await AuditTable(engine).add([Entry(uuid.uuid4(), key.create_time, tenant, "", *done)])
         print(json.dumps({"key_id": key.key_id, "secret": secret}))  # noqa: T201 (its only output)
     finally:
         await store.close()

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 from orchard.admin.v1 import (
+    audit_service_pb2_grpc,
     image_service_pb2_grpc,
     key_service_pb2_grpc,
     tenant_service_pb2_grpc,
@@ -29,15 +30,18 @@ from services.common.tokens import Signer, load_private_key
 from services.common.watch_cache import WatchCache
 from services.gateway import keys as api_keys
 from services.gateway.agents_client import Agents
+from services.gateway.audit import AuditLog
 from services.gateway.couriers import ActivityReporter, SecretCourier, UsageRecorder
 from services.gateway.keys import Keys
 from services.gateway.node_client import NodeImages
 from services.gateway.proxy import AgentProxy, SchedulerProxy
 from services.gateway.scheduler_client import SchedulerClient
 from services.gateway.servicer import CreateServicer, KeyServicer, UsageServicer, VersionServicer, usage_terms
+from services.gateway.servicer_audit import AuditServicer
 from services.gateway.servicer_tenants import TenantServicer
 from services.gateway.settings import GatewaySettings
 from services.gateway.store import GatewayStore
+from services.gateway.store_audit import AuditTable
 from services.gateway.tenants import Tenants
 
 _SANDBOX = sandbox_service_pb2.DESCRIPTOR.services_by_name["SandboxService"]
@@ -51,6 +55,7 @@ SERVICE_NAMES = (
     "orchard.admin.v1.TenantService",
     "orchard.admin.v1.ImageService",
     "orchard.admin.v1.UsageService",
+    "orchard.admin.v1.AuditService",
     "orchard.admin.v1.VersionService",
 )
 
@@ -61,7 +66,9 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
     health = Health([watch_cache.DEPENDENCY, api_keys.DEPENDENCY])
     tls = settings.client_tls()
     signer = Signer(load_private_key(settings.signing_key_file))
-    store = GatewayStore(connect(settings.database_url.get_secret_value(), tls=settings.database_tls()))
+    engine = connect(settings.database_url.get_secret_value(), tls=settings.database_tls())
+    store, audit_table = GatewayStore(engine), AuditTable(engine)
+    audit = AuditLog(audit_table, commands=settings.audit_commands, flush_seconds=settings.audit_flush_seconds)
     usage = UsageRecorder(store, usage_terms)
 
     def changed(seen: Observed) -> None:
@@ -83,7 +90,9 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
     keys = Keys(store, health, quota_of=tenants.quota_of)
     images = NodeImages(settings.node_address)
     server = Server(
-        interceptor=CallInterceptor(authenticator=keys, telemetry=telemetry), health=health, service_names=SERVICE_NAMES
+        interceptor=CallInterceptor(authenticator=keys, telemetry=telemetry, observer=audit),
+        health=health,
+        service_names=SERVICE_NAMES,
     )
     creates = CreateServicer(scheduler, SecretCourier(cache, agents, scheduler, tasks))
     sandboxes = SchedulerProxy(
@@ -111,12 +120,18 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
     tenant_service_pb2_grpc.add_TenantServiceServicer_to_server(TenantServicer(tenants), server.grpc_server)
     image_service_pb2_grpc.add_ImageServiceServicer_to_server(images, server.grpc_server)
     usage_service_pb2_grpc.add_UsageServiceServicer_to_server(UsageServicer(store), server.grpc_server)
+    audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditServicer(audit_table), server.grpc_server)
     version_service_pb2_grpc.add_VersionServiceServicer_to_server(VersionServicer(settings.runtime), server.grpc_server)
     tasks.start("read the keys", keys.run_refresh(settings.key_refresh_seconds))
     tasks.start("read the tenants", tenants.run_refresh(settings.key_refresh_seconds))
     tasks.start("tell of quotas", tenants.run_telling())
     tasks.start("follow the watcher", cache.run())
     tasks.start("write usage", usage.run())
+    tasks.start("write the audit log", audit.run())
+    tasks.start("forget old audit entries", audit.run_forgetting(settings.audit_retention_days))
+    if telemetry is not None:
+        telemetry.counter("orchard.audit.entries", "Entries of the audit log, written and dropped.", audit.counts)
+        telemetry.gauge("orchard.audit.waiting", "Entries that are not written yet.", audit.waiting)
     tasks.start("report activity", ActivityReporter(agents, scheduler, every_seconds=settings.activity_seconds).run())
     await server.start(settings.listen, tls=settings.server_tls(), health_address=settings.health_listen)
     try:
@@ -124,6 +139,7 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
     finally:
         await server.stop(notice_seconds=settings.stop_notice_seconds, wake=end_streams)
         await tasks.close()
+        await audit.close()
         await agents.close()
         await scheduler.close()
         await images.close()

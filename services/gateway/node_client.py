@@ -10,6 +10,7 @@ from orchard.node.v1 import node_pb2, node_service_pb2, node_service_pb2_grpc
 
 from services.common.channel import connect
 from services.common.errors import UnimplementedError
+from services.common.interceptor import note_target
 
 
 class NodeImages(image_service_pb2_grpc.ImageServiceServicer):
@@ -33,6 +34,7 @@ class NodeImages(image_service_pb2_grpc.ImageServiceServicer):
         self, request: image_service_pb2.ImportImageRequest, context: Any
     ) -> AsyncIterator[image_service_pb2.ImportImageResponse]:
         """See image_service.proto."""
+        note_target(request.name)
         call = self._node().ImportImage(
             node_service_pb2.ImportImageRequest(
                 name=request.name, source_path=request.source_path, replace=request.replace
@@ -65,6 +67,7 @@ class NodeImages(image_service_pb2_grpc.ImageServiceServicer):
         self, request: image_service_pb2.RemoveImageRequest, context: Any
     ) -> image_service_pb2.RemoveImageResponse:
         """See image_service.proto."""
+        note_target(request.name)
         await self._node().RemoveImage(
             node_service_pb2.RemoveImageRequest(name=request.name), timeout=context.time_remaining()
         )

@@ -18,7 +18,7 @@ from orchard.exec.v1 import agent_service_pb2
 
 from services.common.auth import principal
 from services.common.errors import InvalidArgumentError, UnavailableError
-from services.common.interceptor import REQUEST_ID_KEY, current_call
+from services.common.interceptor import REQUEST_ID_KEY, current_call, note_target
 from services.common.telemetry import AGENT_SPAN_KEY, TRACEPARENT, Telemetry
 from services.common.tokens import PRINCIPAL_KEY, Signer
 from services.common.validation import Fields
@@ -167,7 +167,9 @@ class AgentProxy(ServiceProxy):
         return serve
 
     async def _find(self, first_message: bytes) -> Agent:
-        return await self._agents.find(principal().tenant, sandbox_id_of(first_message))
+        sandbox_id = sandbox_id_of(first_message)
+        note_target(sandbox_id)
+        return await self._agents.find(principal().tenant, sandbox_id)
 
     @contextlib.contextmanager
     def _used(self, agent: Agent) -> Any:
@@ -225,8 +227,14 @@ class SchedulerProxy(ServiceProxy):
 
             return grpc.unary_stream_rpc_method_handler(serve_stream)
         send: Any = self._channel.unary_unary(path)
+        first = method.input_type.fields_by_number.get(1)
+        about_one = first is not None and first.name == "sandbox_id"
 
         async def serve(request: bytes, context: Context) -> bytes:
+            if about_one:
+                # What is no id is for the scheduler to refuse.
+                with contextlib.suppress(InvalidArgumentError):
+                    note_target(sandbox_id_of(request))
             reply: bytes = await send(request, metadata=self.metadata(), timeout=context.time_remaining())
             return reply
 

@@ -8,6 +8,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from orchard.admin.v1 import admin_pb2, tenant_service_pb2, tenant_service_pb2_grpc
 
 from services.common import quota_proto
+from services.common.interceptor import note_target
 from services.common.pages import bad_token, decode_token, encode_token
 from services.common.validation import Fields
 from services.gateway.tenants import Tenant, Tenants
@@ -29,6 +30,7 @@ class TenantServicer(tenant_service_pb2_grpc.TenantServiceServicer):
         fields.tenant("tenant", request.tenant)
         quota_proto.check(request.quota, "quota", fields)
         fields.done()
+        note_target(request.tenant)
         made = await self._tenants.set(request.tenant, quota_proto.from_proto(request.quota, 0))
         return tenant_service_pb2.SetTenantResponse(tenant=_to_proto(made))
 

@@ -21,4 +21,11 @@ class GatewaySettings(AgentCallerSettings, DatabaseSettings):
     key_refresh_seconds: float = Field(
         default=3.0, gt=0, le=60, description="How often revoked and changed keys are read again."
     )
+    audit_commands: bool = Field(
+        default=False, description="Whether commands and uses of files have entries in the audit log too."
+    )
+    audit_flush_seconds: float = Field(
+        default=1.0, gt=0, le=60, description="How long entries are gathered; a gateway that is killed loses these."
+    )
+    audit_retention_days: int = Field(default=90, ge=1, le=3650, description="Older entries are deleted.")
     activity_seconds: float = Field(default=5.0, gt=0, le=60, description="How often use of sandboxes is reported.")

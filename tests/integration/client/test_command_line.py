@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from orchard import ExecEnd, Sandbox, SandboxClient, SandboxState
 
-from tests.support.platform import PlatformProcess
+from tests.support.platform import PlatformProcess, wait_until
 
 
 class Cli:
@@ -130,6 +130,22 @@ def test_administration(cli: Cli) -> None:
     code, _out, err = cli("keys", "create", "--role", "emperor")
     assert code == 1
     assert b"roles" in err
+    narrow = cli.json("keys", "create", "--scope", "exec", "--scope", "files", "--ttl", "10m")["key"]
+    assert (narrow["roles"], narrow["scopes"]) == ([], ["exec", "files"])
+    assert "exec files" in cli("keys", "list")[1].decode()
+    code, _out, err = cli("keys", "create", "--scope", "everything")
+    assert code == 1
+    assert b"scopes[0]: must be one of sandboxes:read" in err
+
+
+def test_the_audit_log(cli: Cli) -> None:
+    key_id = cli.json("keys", "create", "--name", "audited")["key"]["key_id"]
+    wait_until(lambda: bool(cli.json("audit", "--target", key_id)), "the entry")
+    (entry,) = cli.json("audit", "--method", "CreateKey", "--target", key_id, "--since", "1h", "--limit", "5")
+    assert (entry["status"], entry["client_address"]) == ("OK", "127.0.0.1")
+    shown = cli("audit", "--target", key_id)[1].decode()
+    assert "CreateKey" in shown
+    assert key_id in shown
 
 
 def test_tenants(cli: Cli) -> None:

@@ -334,7 +334,7 @@ def test_migrations_go_up_and_down_on_data(postgres_url: str) -> None:
         migrate(postgres_url, schema=SCHEMA, migrations=MIGRATIONS)
         assert connection.execute("SELECT count(*) FROM gateway.sandbox_usage").fetchone() == (0,)
         assert connection.execute("SELECT count(*) FROM gateway.tenants").fetchone() == (0,)
-        migrate(postgres_url, schema=SCHEMA, migrations=MIGRATIONS, revision="-3")
+        migrate(postgres_url, schema=SCHEMA, migrations=MIGRATIONS, revision="-4")
         for table in ("sandbox_usage", "tenants"):
             assert connection.execute(f"SELECT to_regclass('gateway.{table}')").fetchone() == (None,)
         assert connection.execute("SELECT key_id FROM gateway.api_keys").fetchall() == [("k",)]

@@ -14,6 +14,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from orchard._client.audit import (
+        AuditEntry,
+    )
     from orchard._client.client import (
         AsyncSandboxClient,
     )
@@ -116,6 +119,7 @@ __all__ = [
     "AsyncProcess",
     "AsyncSandbox",
     "AsyncSandboxClient",
+    "AuditEntry",
     "ClientClosed",
     "Command",
     "CommandFailed",
@@ -185,6 +189,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "audit": ("AuditEntry",),
     "client": ("AsyncSandboxClient",),
     "errors": (
         "AlreadyExists",

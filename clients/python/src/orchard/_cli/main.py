@@ -13,7 +13,7 @@ except ImportError:  # an installation without the extra
 
 from typer.core import TyperGroup
 
-from orchard._cli import admin, commands, copying, execution, plugins, tenants
+from orchard._cli import admin, audit, commands, copying, execution, plugins, tenants
 from orchard._cli.output import fail
 
 
@@ -84,6 +84,7 @@ app.command("cp")(copying.copy)
 app.command("rm")(commands.remove)
 app.command()(commands.wait)
 app.command()(admin.usage)
+app.command()(audit.audit)
 app.add_typer(admin.keys, name="keys")
 app.add_typer(tenants.tenants, name="tenants")
 app.command()(admin.version)

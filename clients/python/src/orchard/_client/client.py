@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, Self, TypeVar, Unpack
 
 from orchard._client import errors
 from orchard._client.admin import AsyncImages, AsyncKeys, get_usage, get_version
+from orchard._client.audit import AuditEntry, list_audit
 from orchard._client.convert import sandbox_info
 from orchard._client.options import (
     KEEP_ALIVE_SECONDS,
@@ -317,6 +318,42 @@ class AsyncSandboxClient:
             tenant: another tenant than one's own; needs the role admin.
         """
         return await get_usage(self._session.transport, start=start, end=end, group_by=group_by, tenant=tenant)
+
+    def audit(
+        self,
+        *,
+        tenant: str = "",
+        key_id: str = "",
+        method: str = "",
+        target: str = "",
+        status: str = "",
+        start: dt.datetime | None = None,
+        end: dt.datetime | None = None,
+        page_size: int = 1000,
+    ) -> AsyncIterator[AuditEntry]:
+        """Who changed what and what was refused, newest first; needs the scope audit. Empty arguments select all.
+
+        Args:
+            tenant: another than one's own needs the role admin, which sees all by default.
+            key_id: calls with this key.
+            method: whole, or the part behind its '/', like "DeleteSandbox".
+            target: id or name of a sandbox, key, tenant or image.
+            status: like "OK" or "PERMISSION_DENIED".
+            start: entries from this time on.
+            end: entries before this time.
+            page_size: how many are asked for at once, at most 1000.
+        """
+        return list_audit(
+            self._session.transport,
+            tenant=tenant,
+            key_id=key_id,
+            method=method,
+            target=target,
+            status=status,
+            start=start,
+            end=end,
+            page_size=page_size,
+        )
 
     async def close(self) -> None:
         """Delete the sandboxes that this client made, and close every connection. It cannot be used afterwards.

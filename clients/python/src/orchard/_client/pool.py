@@ -13,6 +13,7 @@ from orchard._client.profile import Profile
 from orchard._client.runtime import grpc_module, leak
 from orchard._client.tls import Credentials
 from orchard.admin.v1 import (
+    audit_service_pb2_grpc,
     image_service_pb2_grpc,
     key_service_pb2_grpc,
     tenant_service_pb2_grpc,
@@ -56,6 +57,7 @@ class Connection:
     tenant: tenant_service_pb2_grpc.TenantServiceAsyncStub
     image: image_service_pb2_grpc.ImageServiceAsyncStub
     usage: usage_service_pb2_grpc.UsageServiceAsyncStub
+    audit: audit_service_pb2_grpc.AuditServiceAsyncStub
     version: version_service_pb2_grpc.VersionServiceAsyncStub
     calls: int = 0
 
@@ -87,6 +89,7 @@ def _connect(profile: Profile, credentials: Credentials | None) -> Connection:
         tenant=tenant_service_pb2_grpc.TenantServiceStub(any_channel),
         image=image_service_pb2_grpc.ImageServiceStub(any_channel),
         usage=usage_service_pb2_grpc.UsageServiceStub(any_channel),
+        audit=audit_service_pb2_grpc.AuditServiceStub(any_channel),
         version=version_service_pb2_grpc.VersionServiceStub(any_channel),
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self, Unpack
 
+from orchard._client.audit import AuditEntry
 from orchard._client.cleanup import REGISTRY
 from orchard._client.client import AsyncSandboxClient
 from orchard._client.errors import OrchardError
@@ -126,6 +127,32 @@ class SandboxClient:
     ) -> Sequence[Usage]:
         """What sandboxes used in a period. See AsyncSandboxClient.usage."""
         return self._portal.run(self._client.usage(start=start, end=end, group_by=group_by, tenant=tenant))
+
+    def audit(
+        self,
+        *,
+        tenant: str = "",
+        key_id: str = "",
+        method: str = "",
+        target: str = "",
+        status: str = "",
+        start: dt.datetime | None = None,
+        end: dt.datetime | None = None,
+        page_size: int = 1000,
+    ) -> Iterator[AuditEntry]:
+        """Who changed what and what was refused, newest first. See AsyncSandboxClient.audit."""
+        return self._portal.iterate(
+            self._client.audit(
+                tenant=tenant,
+                key_id=key_id,
+                method=method,
+                target=target,
+                status=status,
+                start=start,
+                end=end,
+                page_size=page_size,
+            )
+        )
 
     def close(self) -> None:
         """Delete the sandboxes that this client made, and close every connection. It cannot be used afterwards."""

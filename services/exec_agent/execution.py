@@ -41,6 +41,8 @@ class Host:
     oom: OomCounter
     null_fd: int
     """/dev/null, open for reading."""
+    started: Callable[[Execution], None]
+    """Called once, when its process runs."""
     ended: Callable[[Execution], None]
     """Called once, when the execution has ended."""
 
@@ -63,6 +65,8 @@ class Execution:
         self.result: Result | None = None
         self.start_error: OrchardError | None = None
         self.interrupted = False
+        self.journalled = False
+        """Whether the journal has its beginning."""
         self.spool = spool
         self.pump: OutputPump | None = None
         self.begun = Latch(self._loop)
@@ -143,6 +147,7 @@ class Execution:
         self.pid = pid
         self.start_ns = time.time_ns()
         self.state = State.RUNNING
+        self._host.started(self)
         self._cancel(self._limit_timer)
         if self.command is not None and self.command.timeout is not None and self._ending is None:
             self._limit_timer = self._loop.call_later(self.command.timeout, self._timed_out)

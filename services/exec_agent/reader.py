@@ -9,7 +9,7 @@ from services.common.errors import OutOfRangeError
 from services.exec_agent.execution import Execution
 from services.exec_agent.latch import wake
 from services.exec_agent.model import Chunk, Gap
-from services.exec_agent.spool import NotCachedError
+from services.exec_agent.spool import NotCachedError, Spool
 
 _CHUNK: Final = 64 << 10
 _LARGE_CHUNK: Final = 256 << 10
@@ -110,10 +110,14 @@ class OutputReader:
         spool = self._execution.spool
         try:
             return spool.read(self.offset, size)
-        except NotCachedError:
-            # The ring may be overwritten meanwhile; then the bytes are not the ones asked for, and a gap is the answer.
-            found = await asyncio.to_thread(spool.read, self.offset, size, may_block=True)
-            return found if spool.start <= self.offset else spool.read(self.offset, size)
+        except NotCachedError as where:
+            data = await asyncio.to_thread(_load, spool, self.offset, where.size)
+            # The ring may have been overwritten meanwhile, or dropped: then these are not the bytes asked for.
+            if spool.start > self.offset:
+                return Gap(self.offset, spool.start - self.offset)
+            if isinstance(data, OSError):
+                raise data from None
+            return Chunk(self.offset, where.stream, data)
 
     def _advance(self, found: Chunk | Gap) -> None:
         self.offset = found.offset + (found.size if isinstance(found, Gap) else len(found.data))
@@ -134,3 +138,10 @@ class OutputReader:
                 offset=self.offset,
                 output_bytes=stop,
             )
+
+
+def _load(spool: Spool, offset: int, size: int) -> bytes | OSError:
+    try:
+        return spool.load(offset, size)
+    except OSError as error:
+        return error

@@ -17,18 +17,20 @@ from services.common.errors import (
     UnavailableError,
 )
 from services.exec_agent.execution import Execution, Host
-from services.exec_agent.journal import Journal
+from services.exec_agent.journal import BURIED_COUNT, KEPT_COUNT, Journal
 from services.exec_agent.model import Command, End, Result, State
 from services.exec_agent.oom import OomCounter
 from services.exec_agent.process import Launcher, Target
 from services.exec_agent.program import Programs
 from services.exec_agent.reader import OutputReader
+from services.exec_agent.records import History
+from services.exec_agent.restoring import command_of, past_of, restore
 from services.exec_agent.settings import AgentConfig
-from services.exec_agent.spool import Spool, SpoolStore
+from services.exec_agent.spool import Spool
+from services.exec_agent.spools import SpoolStore
 
 START_EXEC_ID: Final = "start"
 KEPT_SECONDS: Final = 3600.0
-KEPT_COUNT: Final = 1000
 QUEUE_LIMIT: Final = 10_000
 RUNNING_LIMIT: Final = 4_000
 SANDBOX_SPOOL_LIMIT: Final = 1 << 30
@@ -46,10 +48,10 @@ class ExecService:
         self._config = config
         self._journal = journal
         self._launcher = launcher
-        self._spools = SpoolStore(config.state_fd, SANDBOX_SPOOL_LIMIT)
+        self._spools = SpoolStore(config.state_fd, SANDBOX_SPOOL_LIMIT, journal)
         self._null_fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         oom = OomCounter(config.oom_counter_fd, config.oom_event_fd)
-        self._host = Host(launcher, oom, self._null_fd, self._on_ended)
+        self._host = Host(launcher, oom, self._null_fd, self._on_started, self._on_ended)
         self._programs = Programs(config, {})
         self._secret_pending = config.expects_secret_env
         self._held: dict[str, Execution] = {}
@@ -61,7 +63,7 @@ class ExecService:
         self._active = 0
         self._sequence = 0
         self._stopping = False
-        self._adopt_interrupted()
+        self._restore(journal.take_history())
         if not self._secret_pending:
             self._run_start_command()
 
@@ -186,6 +188,7 @@ class ExecService:
                 while ended and next(iter(ended.values())).end_monotonic < limit:
                     self._forget(ended)
             self._outliving = {e for e in self._outliving if e.pump is not None and not e.pump.eof}
+            self._tidy_journal()
 
     def interrupt(self) -> None:
         """The agent is about to stop: open calls end with UNAVAILABLE, and no command starts."""
@@ -210,17 +213,28 @@ class ExecService:
                 self._start(execution, execution.command)
 
     def _start(self, execution: Execution, command: Command) -> None:
-        execution.start(command, self._programs, lambda: self._journal.begin(execution.exec_id, command.spec_hash))
+        execution.start(command, self._programs, lambda: self._begin(execution))
+
+    def _begin(self, execution: Execution) -> None:
+        self._journal.begin(past_of(execution))
+        execution.journalled = True
 
     def _queue_timed_out(self, execution: Execution) -> None:
         seconds = execution.command.queue_timeout if execution.command is not None else None
         execution.cancel(End.NOT_STARTED, f"it waited longer than its queue timeout of {seconds:g} s")
 
+    def _on_started(self, execution: Execution) -> None:
+        """See Host.started."""
+        self._journal.started(execution.exec_id, execution.pid, execution.start_ns)
+
     def _on_ended(self, execution: Execution) -> None:
         """See Host.ended."""
-        if execution.result is None or execution.exec_id in self._tombstones:
-            return
-        self._journal.end(execution.exec_id, execution.result.ended.name)
+        self._journal.end(past_of(execution))
+        if execution.command is not None:  # otherwise it never was in the queue
+            self._leave_queue(execution)
+        self._tidy_journal()
+
+    def _leave_queue(self, execution: Execution) -> None:
         self._active -= 1
         self._ended[execution.exec_id] = execution
         while len(self._ended) > KEPT_COUNT:
@@ -237,14 +251,14 @@ class ExecService:
 
     def _add(self, exec_id: str, command: Command | None, retained: int) -> Execution:
         self._sequence += 1
-        execution = Execution(exec_id, self._sequence, command, Spool(self._spools, retained), self._host)
+        execution = Execution(exec_id, self._sequence, command, Spool(self._spools, exec_id, retained), self._host)
         self._held[exec_id] = execution
         return execution
 
     def _forget(self, ended: OrderedDict[str, Execution]) -> None:
         exec_id, execution = ended.popitem(last=False)
         del self._held[exec_id]
-        execution.spool.close()
+        execution.spool.remove()
         if execution.pump is not None and not execution.pump.eof:
             # A child of it still writes: read on, so that it does not get SIGPIPE, and throw it away.
             self._outliving.add(execution)
@@ -252,21 +266,38 @@ class ExecService:
     def _bury(self, exec_id: str) -> Execution:
         execution = self._add(exec_id, None, 0)
         self._tombstones[exec_id] = execution
-        self._journal.end(exec_id, End.NOT_STARTED.name)
         execution.adopt(_result(End.NOT_STARTED, "it was cancelled before it arrived"))
-        while len(self._tombstones) > QUEUE_LIMIT:
+        while len(self._tombstones) > BURIED_COUNT:
             self._forget(self._tombstones)
         return execution
 
-    def _adopt_interrupted(self) -> None:
-        """Commands that a previous agent had started: the ids are taken, the processes were ended."""
-        for exec_id, spec_hash in self._journal.interrupted.items():
-            command = Command(
-                spec_hash=spec_hash, env={}, timeout=None, queue_timeout=None, retained_limit=0, kill_grace=0.0
-            )
-            execution = self._add(exec_id, command, 0)
+    def _restore(self, history: History) -> None:
+        """Commands of agents before this one. Those that ran have been ended with it; none ever runs again."""
+        oldest_ns = time.time_ns() - int(KEPT_SECONDS * 1e9)
+        ended = {
+            exec_id: past
+            for exec_id, past in (*history.ended.items(), *history.tombstones.items())
+            if past.result is not None and past.result.end_ns > oldest_ns
+        }
+        for past in sorted((*ended.values(), *history.begun.values()), key=lambda past: past.sequence):
+            self._sequence = past.sequence - 1
+            self._add(past.exec_id, command_of(past), 0)
+        for exec_id, past in ended.items():
+            restore(self._held[exec_id], past)
+            group = self._ended if exec_id in history.ended else self._tombstones
+            group[exec_id] = self._held[exec_id]
+        for exec_id, past in history.begun.items():
+            restore(self._held[exec_id], past)
             self._active += 1
-            execution.adopt(_result(End.AGENT_RESTARTED, _RESTARTED))
+            self._held[exec_id].adopt(_result(End.AGENT_RESTARTED, _RESTARTED))
+        self._spools.remove_others(self._held)
+
+    def _tidy_journal(self) -> None:
+        if self._journal.overgrown:
+            # In the order in which they ended: the last ones are kept.
+            ended = (*self._ended.values(), *self._tombstones.values())
+            running = (execution for execution in self._held.values() if execution.result is None)
+            self._journal.rewrite(past_of(e, with_output=True) for e in (*ended, *running))
 
     def _run_start_command(self) -> None:
         if not self._config.start_argv or START_EXEC_ID in self._held or self._journal.ended(START_EXEC_ID):

@@ -1,87 +1,38 @@
 """The output of one command: all of it up to a limit, for any number of readers at any position.
 
-A small output stays in memory. A larger one goes to an unlinked file that is a ring of fixed capacity; what it
+A small output stays in memory and in the journal. A larger one goes to a file that is a ring of fixed capacity; what it
 overwrites is gone and shows as a gap. The newest chunks stay in memory too: a reader that keeps up never touches the
-file.
+file. Nothing is shown to anybody before it stands in the journal or the file, so that an agent that is started again
+shows the same.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 from array import array
 from bisect import bisect_right
-from collections import OrderedDict, deque
+from collections import deque
+from collections.abc import Iterable
 from typing import Final, Protocol
 
 from services.exec_agent.model import Chunk, Gap
+from services.exec_agent.ring import SEGMENT_LIMIT, Ring
+from services.exec_agent.spools import SpoolStore
 
 INLINE_LIMIT: Final = 8 << 10  # a thousand finished commands then hold 8 MiB at most
 RECENT_LIMIT: Final = 512 << 10
 RECENT_COUNT: Final = 256
 JOIN_LIMIT: Final = 4 << 10
-SEGMENT_LIMIT: Final = 1 << 17  # 8 bytes each
 CAPACITY_FLOOR: Final = 64 << 10  # every command may have this much, whatever the others use
 
 
-class SpoolStore:
-    """Opens spool files in the agent's own directory and keeps their sum below the sandbox's limit."""
-
-    def __init__(self, directory_fd: int, limit: int) -> None:
-        self._directory_fd = directory_fd
-        self._limit = limit
-        self._allocated = 0
-        self._ended: OrderedDict[int, Spool] = OrderedDict()
-
-    @property
-    def allocated(self) -> int:
-        """Bytes of all spool files."""
-        return self._allocated
-
-    def open(self) -> int:
-        """A new file without a name.
-
-        Raises:
-            OSError: there is no space or no descriptor left.
-        """
-        flags = os.O_RDWR | os.O_CLOEXEC
-        try:
-            return os.open(".", flags | os.O_TMPFILE, 0o600, dir_fd=self._directory_fd)
-        except OSError:  # a file system without O_TMPFILE
-            name = f"spool-{os.urandom(8).hex()}"
-            descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._directory_fd)
-            os.unlink(name, dir_fd=self._directory_fd)
-            return descriptor
-
-    def grow(self, size: int) -> bool:
-        """Take `size` more bytes, if need be from the commands that ended first; False if the rest is in use."""
-        while self._allocated + size > self._limit and self._ended:
-            _, oldest = self._ended.popitem(last=False)
-            oldest.drop()
-        if self._allocated + size > self._limit:
-            return False
-        self._allocated += size
-        return True
-
-    def force_grow(self, size: int) -> None:
-        """Take the floor that every command may have."""
-        self._allocated += size
-
-    def release(self, size: int) -> None:
-        """Give bytes back."""
-        self._allocated -= size
-
-    def note_ended(self, spool: Spool) -> None:
-        """Its output may be dropped when others need the space."""
-        self._ended[id(spool)] = spool
-
-    def forget(self, spool: Spool) -> None:
-        """It is closed."""
-        self._ended.pop(id(spool), None)
-
-
 class NotCachedError(Exception):
-    """The bytes have to come from the disk; read them in a thread."""
+    """The bytes have to come from the disk: `load` them in a thread."""
+
+    def __init__(self, stream: int, size: int) -> None:
+        super().__init__()
+        self.stream = stream
+        self.size = size
 
 
 class Listener(Protocol):
@@ -94,16 +45,20 @@ class Listener(Protocol):
 class Spool:
     """See the module. `start` is the first retained byte, `end` the next one to come."""
 
-    def __init__(self, store: SpoolStore, capacity: int) -> None:
+    def __init__(self, store: SpoolStore, exec_id: str, capacity: int) -> None:
         self._store = store
+        self._exec_id = exec_id
         self.capacity = capacity
         self.start = 0
         self.end = 0
         self._segments = array("Q")  # offset << 1 | (stream - 1), one for each change of stream
         self._first_segment = 0
+        self._removed_segments = 0
         self._recent: deque[Chunk] = deque()
         self._recent_bytes = 0
-        self._fd: int | None = None
+        self._ring: Ring | None = None
+        self._named = False
+        """The file can be found by a later agent, and has everything."""
         self._allocated = 0
         self._memory_only = False
         self._recent_limit = RECENT_LIMIT
@@ -111,17 +66,38 @@ class Spool:
         self._closed = False
         self.listeners: set[Listener] = set()
 
+    def restore(self, start: int, noted: Iterable[Chunk], end: int) -> None:
+        """Take what an agent before this one left: what it noted, from `start` to `end`, or its file if that has it."""
+        found = self._store.find(self._exec_id)
+        if found is not None and found[1].end >= end:
+            self._ring, kept = found
+            self.capacity = self._ring.capacity
+            self.start, self._segments, self.end = kept
+            self._named = True
+            self._allocated = min(self.end, self.capacity)
+            self._store.force_grow(self._allocated)
+            return
+        if found is not None:
+            found[0].close()
+            self._store.remove(self._exec_id)
+        self.start = self.end = start
+        for chunk in noted:
+            self._add_segment(chunk.stream)
+            self._remember(chunk.stream, chunk.data)
+            self.end += len(chunk.data)
+
     def append(self, stream: int, data: bytes) -> None:
         """Add output; the oldest is dropped where there is no room."""
         if self._closed or not data:
             return
         self._add_segment(stream)
-        if self._fd is None and not self._memory_only and self.end + len(data) > INLINE_LIMIT:
-            self._open_file()
+        if self._ring is None and not self._memory_only and self._outgrown(len(data)):
+            self._open_ring()
         self._remember(stream, data)
-        if self._fd is not None:
+        if self._ring is not None:
             self._write(self.end, data)
         self.end += len(data)
+        self._note(stream, data)
         self._trim()
         self.notify()
 
@@ -147,33 +123,73 @@ class Spool:
             return None
         if self._recent and offset >= self._recent[0].offset:
             return self._read_recent(offset, maximum)
-        return self._read_file(offset, maximum, may_block=may_block)
+        stream, size = self._run_at(offset)
+        size = min(size, maximum)
+        ring = self._open_file()
+        if may_block:
+            return Chunk(offset, stream, ring.read(offset, size))
+        data = ring.read_cached(offset, size)
+        if data is None:
+            raise NotCachedError(stream, size)
+        return Chunk(offset, stream, data)
+
+    def load(self, offset: int, size: int) -> bytes:
+        """Bytes that were not cached. In any thread; they count if `offset` is still retained after it.
+
+        Raises:
+            OSError: the disk failed, or the file is gone by now.
+        """
+        return self._open_file().read(offset, size)
+
+    def noted(self) -> tuple[int, list[Chunk]]:
+        """What the log must have of it: where that begins, and the output from there on."""
+        if self._named:
+            return 0, []
+        if self._memory_only or self._ring is not None:
+            return self.end, []
+        return self.start, list(self._recent)
 
     def finish(self) -> None:
         """The command has ended: keep only what is needed for late readers."""
         self._finished = True
         self._recent_limit = 0
-        if self._fd is not None:
+        if self._ring is not None:
             self._forget_recent()
             self._store.note_ended(self)
         self.notify()
 
     def drop(self) -> None:
         """Give up everything that is in the file; readers see a gap."""
+        self._store.log.lost(self._exec_id, self.end)
+        self._discard()
+
+    def remove(self) -> None:
+        """Free everything, the file too; later output is thrown away."""
+        self._store.forget(self)
+        self._discard()
+        self._closed = True
+        self.notify()
+
+    def close(self) -> None:
+        """The agent stops: free everything but the file, which the next agent finds."""
+        self._store.forget(self)
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
+        self._closed = True
+
+    def _discard(self) -> None:
         self._forget_recent()
         self.start = self.end
         self._segments = array("Q")
         self._first_segment = 0
-        self._close_file()
+        self._close_ring()
         self.capacity = min(self.capacity, RECENT_LIMIT)
-        self._memory_only = True
 
-    def close(self) -> None:
-        """Free everything; later output is thrown away."""
-        self._store.forget(self)
-        self.drop()
-        self._closed = True
-        self.notify()
+    # ------------------------------------------------------------ adding
+
+    def _outgrown(self, size: int) -> bool:
+        return self.end + size > INLINE_LIMIT or len(self._recent) >= RECENT_COUNT
 
     def _add_segment(self, stream: int) -> None:
         segments = self._segments
@@ -193,33 +209,61 @@ class Spool:
         self._recent.clear()
         self._recent_bytes = 0
 
-    def _open_file(self) -> None:
+    def _note(self, stream: int, data: bytes) -> None:
+        """Make sure that a later agent knows of the bytes that were just added."""
+        if self._ring is None or not self._named:
+            if self._ring is None and not self._memory_only:
+                self._store.log.output(self._exec_id, Chunk(self.end - len(data), stream, data))
+            else:
+                self._store.log.lost(self._exec_id, self.end)
+            return
         try:
-            self._fd = self._store.open()
+            self._ring.note(self._removed_segments + len(self._segments) - 1, self.end, stream)
+        except OSError:  # the disk is full: this agent can still read it
+            self._hide()
+
+    def _open_ring(self) -> None:
+        try:
+            self._ring = self._store.create(self._exec_id, self.capacity)
         except OSError:
             self._memory_only = True
             return
+        self._named = True
         for chunk in self._recent:
             self._write(chunk.offset, chunk.data)
         if self._finished:
             self._store.note_ended(self)
+        if self._ring is None or not self.end:
+            return
+        segments = self._segments if self._segments[-1] >> 1 < self.end else self._segments[:-1]
+        try:
+            self._ring.note_all(segments, self.end)
+        except OSError:
+            self._hide()
+
+    def _hide(self) -> None:
+        """The file does not have everything: no later agent may find it."""
+        self._named = False
+        self._store.remove(self._exec_id)
+        self._store.log.lost(self._exec_id, self.end)
 
     def _write(self, offset: int, data: bytes) -> None:
         """Put bytes at their place in the ring; on a full disk the ring stays as large as it is."""
+        if self._ring is None:
+            return
         needed = min(offset + len(data), self.capacity) - self._allocated
-        if needed > 0 and not self._allocate(needed):
-            self._freeze()
         try:
-            self._write_ring(offset, data)
-        except OSError:
-            if self._fd is not None and self._allocated - max(needed, 0) >= CAPACITY_FLOOR and offset < self.capacity:
-                self._give_back(max(needed, 0))
+            if needed > 0 and not self._allocate(needed):
                 self._freeze()
+            self._ring.write(offset, data)
+        except OSError:
+            if self._allocated - max(needed, 0) >= CAPACITY_FLOOR and offset < self.capacity:
+                self._give_back(max(needed, 0))
                 with contextlib.suppress(OSError):
-                    self._write_ring(offset, data)
+                    self._freeze()
+                    self._ring.write(offset, data)
                     return
-            self._close_file()
-            self._memory_only = True
+            self._close_ring()
 
     def _allocate(self, size: int) -> bool:
         self._store.forget(self)  # it makes room at the cost of others, not of itself
@@ -241,24 +285,13 @@ class Spool:
 
     def _freeze(self) -> None:
         """Until a ring has wrapped, every byte stands at its own offset: only then can its capacity change."""
-        self.capacity = self._allocated
-
-    def _write_ring(self, offset: int, data: bytes) -> None:
-        if self._fd is None:
-            return
-        view = memoryview(data)
-        if len(view) > self.capacity:
-            offset += len(view) - self.capacity
-            view = view[-self.capacity :]
-        place = offset % self.capacity
-        room = self.capacity - place
-        _write_all(self._fd, view[:room], place)
-        if len(view) > room:
-            _write_all(self._fd, view[room:], 0)
+        if self._ring is not None and self.capacity != self._allocated:
+            self.capacity = self._allocated
+            self._ring.shrink(self.capacity)
 
     def _trim(self) -> None:
         recent = self._recent
-        if self._fd is not None:
+        if self._ring is not None:
             while recent and (self._recent_bytes > self._recent_limit or len(recent) > RECENT_COUNT):
                 self._recent_bytes -= len(recent.popleft().data)
             self.start = max(self.start, self.end - self.capacity)
@@ -278,8 +311,11 @@ class Spool:
             first += 1
         if first > 4096 and first * 2 > len(segments):
             del segments[:first]
+            self._removed_segments += first
             first = 0
         self._first_segment = first
+
+    # ------------------------------------------------------------ reading
 
     def _read_recent(self, offset: int, maximum: int) -> Chunk:
         recent = self._recent
@@ -299,43 +335,24 @@ class Spool:
             size += len(chunk.data)
         return first if len(parts) == 1 else Chunk(offset, first.stream, b"".join(parts))
 
-    def _read_file(self, offset: int, maximum: int, *, may_block: bool) -> Chunk:
-        if self._fd is None:
-            raise OSError("output is neither in memory nor in a file")
+    def _run_at(self, offset: int) -> tuple[int, int]:
+        """Stream of the byte at `offset`, and how many bytes from there on are of the same."""
         segments = self._segments
         index = bisect_right(segments, offset << 1 | 1, lo=self._first_segment) - 1
-        stream = (segments[index] & 1) + 1
         limit = segments[index + 1] >> 1 if index + 1 < len(segments) else self.end
-        place = offset % self.capacity
-        size = min(maximum, limit - offset, self.capacity - place)
-        data = os.pread(self._fd, size, place) if may_block else _read_cached(self._fd, size, place)
-        if len(data) != size:
-            raise OSError("the spool file is shorter than it should be")
-        return Chunk(offset, stream, data)
+        return (segments[index] & 1) + 1, limit - offset
 
-    def _close_file(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+    def _open_file(self) -> Ring:
+        if self._ring is None:
+            raise OSError("output is neither in memory nor in a file")
+        return self._ring
+
+    def _close_ring(self) -> None:
+        """The file is of no use any more."""
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
+            self._store.remove(self._exec_id)
+        self._named = False
+        self._memory_only = True
         self._give_back(self._allocated)
-
-
-def _write_all(descriptor: int, data: memoryview, place: int) -> None:
-    while data:
-        written = os.pwrite(descriptor, data, place)
-        data = data[written:]
-        place += written
-
-
-def _read_cached(descriptor: int, size: int, place: int) -> bytes:
-    """Read from the page cache, never from the disk."""
-    buffer = bytearray(size)
-    try:
-        count = os.preadv(descriptor, [buffer], place, os.RWF_NOWAIT)
-    except BlockingIOError:
-        raise NotCachedError from None
-    except OSError:  # file systems in memory know no RWF_NOWAIT
-        return os.pread(descriptor, size, place)
-    if count < size:  # the rest is not cached
-        raise NotCachedError
-    return bytes(buffer)

@@ -159,6 +159,12 @@ class Client:
         response = await self.stub.SignalExec(request, metadata=self.metadata, timeout=BACKSTOP)
         return response.exec
 
+    async def list(self) -> list[exec_pb2.Exec]:
+        """All execs, newest first."""
+        request = exec_service_pb2.ListExecsRequest(sandbox_id=self.sandbox_id, page_size=1000)
+        response = await self.stub.ListExecs(request, metadata=self.metadata, timeout=BACKSTOP)
+        return list(response.execs)
+
     async def until_output(self, exec_id: str, wanted: bytes) -> bytes:
         """Read until the output contains `wanted`; returns what came."""
         call = self.read_call(exec_id)
@@ -231,10 +237,17 @@ class AgentProcess:
 
 
 @contextlib.asynccontextmanager
-async def agent_here(**settings: Any) -> AsyncIterator[Client]:
-    """An agent in this process, for what only descriptors or altered constants can bring about."""
+async def agent_here(folder: Path | None = None, **settings: Any) -> AsyncIterator[Client]:
+    """An agent in this process, for what only descriptors or altered constants can bring about.
+
+    With a folder it finds there what an agent before it left.
+    """
     key = generate_key()
-    folder = Path(tempfile.mkdtemp(prefix="orchard-agent-"))
+    if folder is None:
+        with short_folder() as fresh:
+            async with agent_here(fresh, **settings) as client:
+                yield client
+        return
     state, launcher_fd = os.open(folder, os.O_RDONLY), open_launcher()
     config = AgentConfig(
         uid=UID,
@@ -256,6 +269,15 @@ async def agent_here(**settings: Any) -> AsyncIterator[Client]:
     finally:
         os.close(state)
         os.close(launcher_fd)
+
+
+@contextlib.contextmanager
+def short_folder() -> Iterator[Path]:
+    # Not below pytest's folders: the path of a Unix socket has 107 bytes at most.
+    folder = Path(tempfile.mkdtemp(prefix="orchard-agent-"))
+    try:
+        yield folder
+    finally:
         shutil.rmtree(folder)
 
 
@@ -278,17 +300,15 @@ async def client(shared_agent: AgentProcess) -> AsyncIterator[Client]:
 
 @contextlib.contextmanager
 def new_agent(**settings: str) -> Iterator[AgentProcess]:
-    # Not below pytest's folders: the path of a Unix socket has 107 bytes at most.
-    folder = Path(tempfile.mkdtemp(prefix="orchard-agent-"))
-    folder.chmod(0o755)
-    agent = AgentProcess(folder, **settings)
-    try:
-        yield agent
-    finally:
-        if agent.process.poll() is None:
-            agent.process.send_signal(signal.SIGCONT)
-            agent.kill()
-        shutil.rmtree(folder)
+    with short_folder() as folder:
+        folder.chmod(0o755)
+        agent = AgentProcess(folder, **settings)
+        try:
+            yield agent
+        finally:
+            if agent.process.poll() is None:
+                agent.process.send_signal(signal.SIGCONT)
+                agent.kill()
 
 
 @pytest.fixture

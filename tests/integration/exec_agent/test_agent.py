@@ -25,7 +25,6 @@ from tests.integration.exec_agent.conftest import (
     AgentProcess,
     Client,
     await_end,
-    lives,
     new_id,
     problem,
     spec,
@@ -173,45 +172,6 @@ async def test_a_span_comes_back_where_the_caller_traces(client: Client) -> None
     untraced = plain(_wait(exec_id, 0), metadata=client.metadata)
     await untraced
     assert AGENT_SPAN_KEY not in dict(await untraced.trailing_metadata())
-
-
-async def test_a_killed_agent_comes_back_and_runs_nothing_twice(make_agent: MakeAgent) -> None:
-    agent = make_agent()
-    log = agent.work / "log"
-    finished, running, queued, buried = (new_id() for _ in range(4))
-    tree = spec(shell=f"echo ran >> {log}; setsid sleep 1000 & echo $!; exec sleep 1001")
-    async with agent.client() as client:
-        await client.run(spec(shell=f"echo ran >> {log}"), finished)
-        leader = (await client.start(tree, wait=0, exec_id=running)).exec.pid
-        child = int((await client.until_output(running, b"\n")).split()[0])
-        await client.start(spec(shell=f"echo queued >> {log}"), wait=0, exec_id=queued)
-        await client.signal(buried, cancel=True)
-        assert lives(child)
-        agent.kill()
-    for pid in (leader, child):
-        await_end(pid)
-    agent.start()
-    async with agent.client() as client:
-        ended = (await client.start(tree, exec_id=running)).exec
-        assert ended.result.ended == exec_pb2.EXEC_END_AGENT_RESTARTED
-        assert (await client.read(running)).result is not None
-        with problem() as found:
-            await client.start(spec("true"), exec_id=running)
-        assert found[0].code == grpc.StatusCode.ALREADY_EXISTS
-        for exec_id in (finished, buried):
-            for call in (client.start(spec(shell=f"echo ran >> {log}"), exec_id=exec_id), client.wait(exec_id)):
-                with problem() as found:
-                    await call
-                assert (found[0].code, found[0].reason) == (grpc.StatusCode.FAILED_PRECONDITION, "EXEC_EXPIRED")
-        # What had not been started may be, once its caller asks again.
-        await client.run(spec(shell=f"echo queued >> {log}"), queued)
-        assert log.read_text() == "ran\nran\nqueued\n"
-    agent.kill()
-    agent.start()
-    async with agent.client() as client:
-        with problem() as found:
-            await client.start(tree, exec_id=running)
-        assert found[0].reason == "EXEC_EXPIRED"
 
 
 def launcher_processes(agent: AgentProcess) -> list[int]:

@@ -116,7 +116,7 @@ async def test_the_queue_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_tombstones_are_bounded_and_still_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "QUEUE_LIMIT", 3)
+    monkeypatch.setattr(service, "BURIED_COUNT", 3)
     async with agent_here() as client:
         kept = new_id()
         await client.run(spec("true"), kept)

@@ -60,7 +60,7 @@ async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetr
         service_names=SERVICE_NAMES,
     )
     sandbox_service_pb2_grpc.add_SandboxServiceServicer_to_server(
-        SandboxServicer(scheduler, server.stopping), server.grpc_server
+        SandboxServicer(scheduler, servicer_specs.Defaults(), server.stopping), server.grpc_server
     )
     lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseServicer(scheduler), server.grpc_server)
     if telemetry is not None:

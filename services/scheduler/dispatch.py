@@ -69,17 +69,17 @@ class Dispatcher:
                 # Cleared before looking: a create that arrives in between sets it again.
                 self._work.clear()
                 try:
-                    record = await self._store.take(self._claim_ms)
+                    taken = await self._store.take(self._claim_ms)
                     backoff.reset()
                 except UnavailableError:
                     slots.release()
                     await asyncio.sleep(backoff.next())
                     continue
-                if record is None:
-                    slots.release()
-                    await self._idle()
+                if isinstance(taken, Record):
+                    starts.create_task(self._start_within(slots, taken), name=f"start {taken.sandbox_id}")
                 else:
-                    starts.create_task(self._start_within(slots, record), name=f"start {record.sandbox_id}")
+                    slots.release()
+                    await self._idle(min(taken, _IDLE_SECONDS))
 
     async def _start_within(self, slots: asyncio.Semaphore, record: Record) -> None:
         name = (record.tenant, record.sandbox_id)
@@ -94,9 +94,9 @@ class Dispatcher:
             self._starting -= Counter([name])
             slots.release()
 
-    async def _idle(self) -> None:
+    async def _idle(self, seconds: float) -> None:
         try:
-            async with asyncio.timeout(_IDLE_SECONDS):
+            async with asyncio.timeout(seconds):
                 await self._work.wait()
         except TimeoutError:
             return

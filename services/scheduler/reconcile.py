@@ -96,7 +96,10 @@ class Reconciler:
         while True:
             try:
                 async for name in self._store.changes(self._scheduler.notify_all):
-                    self._scheduler.notify(name)
+                    if name[1]:
+                        self._scheduler.notify(name)
+                    else:
+                        self._dispatcher.wake()
             except UnavailableError:
                 await asyncio.sleep(_REAP_SECONDS)
 

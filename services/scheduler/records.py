@@ -28,6 +28,10 @@ class Terms:
     heartbeat_timeout_ms: int = 0
     start_timeout_ms: int = 60_000
     priority: int = 0
+    cpu_milli: int = 0
+    """Thousandths of a CPU that count against the tenant's quota."""
+    memory_bytes: int = 0
+    """Memory that counts against it."""
 
 
 @dataclass(frozen=True, slots=True)

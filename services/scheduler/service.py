@@ -9,20 +9,20 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from services.common.errors import (
-    AlreadyExistsError,
     FailedPreconditionError,
     NotFoundError,
-    ResourceExhaustedError,
     UnavailableError,
 )
 from services.common.hub import Hub
 from services.common.logs import get_logger
 from services.common.observed import Observed
+from services.common.quota import UNLIMITED, Quota
 from services.common.states import Reason, State
 from services.common.times import now_ms
 from services.common.watch_cache import WatchCache
-from services.scheduler.records import Incarnation, Record, Terms
-from services.scheduler.store import LeaseStore, Name
+from services.scheduler import refusals
+from services.scheduler.records import Incarnation, Record, Terms, beyond_lifetime
+from services.scheduler.store import LeaseStore, Name, OverQuotaError
 
 _log = get_logger(__name__)
 
@@ -82,6 +82,7 @@ class Scheduler:
         *,
         terms_of: TermsOf,
         queue_limit: int,
+        maximum_lifetime_ms: int = 0,
         wake_dispatcher: Callable[[], None],
         delete_soon: Callable[[Incarnation], None],
         is_starting: Callable[[Name], bool],
@@ -91,13 +92,27 @@ class Scheduler:
         self._cache = cache
         self._terms_of = terms_of
         self._queue_limit = queue_limit
+        self._maximum_lifetime_ms = maximum_lifetime_ms
         self._wake_dispatcher = wake_dispatcher
         self._delete_soon = delete_soon
         self._is_starting = is_starting
         self._changes: dict[Name, Hub[Name, Name]] = {}
 
+    def lifetime_ms(self, quota: Quota) -> int:
+        """How long a sandbox of a tenant may live at most; 0: not bounded."""
+        bounds = [bound for bound in (quota.maximum_lifetime_ms, self._maximum_lifetime_ms) if bound]
+        return min(bounds, default=0)
+
     async def create(
-        self, tenant: str, sandbox_id: str, request_id: str, spec: bytes, spec_hash: str, *, expects_secret_env: bool
+        self,
+        tenant: str,
+        sandbox_id: str,
+        request_id: str,
+        spec: bytes,
+        spec_hash: str,
+        *,
+        expects_secret_env: bool,
+        quota: Quota = UNLIMITED,
     ) -> Record:
         """Accept a create; see SandboxService.CreateSandbox."""
         wanted = Record(
@@ -108,6 +123,7 @@ class Scheduler:
             spec=spec,
             state=State.QUEUED,
             expects_secret_env=expects_secret_env,
+            lifetime_ms=self.lifetime_ms(quota),
         )
         await self._runtime.check(tenant, wanted.sandbox_id, spec)
         # A store that was emptied has forgotten this sandbox; the runtime has not.
@@ -115,34 +131,15 @@ class Scheduler:
         if not await self._recall(name):
             await self._check_memory(starting=self._is_starting(name) and await self._store.get(name) is None)
         terms = self._terms_of(spec)
-        outcome, found_id, created_ms = await self._store.create(wanted, terms, queue_limit=self._queue_limit)
-        if outcome == "request_conflict":
-            raise AlreadyExistsError(
-                f"request id {request_id!r} was used for sandbox {found_id!r} with another spec; use a new request id",
-                reason="REQUEST_ID_REUSED",
-                request_id=request_id,
-                sandbox_id=found_id,
+        try:
+            outcome, found_id, created_ms = await self._store.create(
+                wanted, terms, queue_limit=self._queue_limit, quota=quota
             )
-        if outcome == "request_ended":
-            raise AlreadyExistsError(
-                f"request id {request_id!r} was used for sandbox {found_id!r}, which has ended, and another request "
-                "has that id now; use a new request id",
-                reason="REQUEST_ENDED",
-                request_id=request_id,
-                sandbox_id=found_id,
-            )
-        if outcome == "taken":
-            raise AlreadyExistsError(
-                f"sandbox {found_id!r} exists; choose another id or delete it first",
-                reason="SANDBOX_EXISTS",
-                sandbox_id=found_id,
-            )
-        if outcome == "queue_full":
-            raise ResourceExhaustedError(
-                f"{self._queue_limit} creates of this tenant are queued already; wait for some to start",
-                reason="QUEUE_FULL",
-                limit=self._queue_limit,
-            )
+        except OverQuotaError as error:
+            raise refusals.over_quota(error) from None
+        refusal = refusals.of_create(outcome, request_id, found_id, self._queue_limit)
+        if refusal is not None:
+            raise refusal
         if outcome == "created":
             self._wake_dispatcher()
             return replace(wanted, sandbox_id=found_id, create_ms=created_ms, expire_ms=created_ms + terms.ttl_ms)
@@ -162,8 +159,14 @@ class Scheduler:
             record = await self._store.get(name)
         if record is None:
             await self._check_memory(starting=starting)
-            raise not_found(sandbox_id)
-        return record
+            raise refusals.not_found(sandbox_id)
+        return await self._explained(record)
+
+    async def _explained(self, record: Record) -> Record:
+        """A queued record, with what its tenant's queue waits for: one text for all of it, so no record has it."""
+        if record.state is not State.QUEUED:
+            return record
+        return replace(record, message=await self._store.waits_for(record.tenant))
 
     async def list_page(
         self,
@@ -179,19 +182,27 @@ class Scheduler:
 
         A page ends early, even empty, when it becomes large or took long to find.
         """
+
+        def matches(record: Record) -> bool:
+            wanted = record.state in states if states else not record.state.terminal
+            return wanted and (not labels or labels.items() <= labels_of(record.spec).items())
+
+        found, after = await self._find(tenant, matches, before, count)
+        if any(record.state is State.QUEUED for record in found):
+            waits = await self._store.waits_for(tenant)
+            found = [replace(one, message=waits) if one.state is State.QUEUED else one for one in found]
+        return found, after
+
+    async def _find(
+        self, tenant: str, matches: Callable[[Record], bool], before: tuple[int, str] | None, count: int
+    ) -> tuple[list[Record], tuple[int, str] | None]:
         found: list[Record] = []
         looked_at = spec_bytes = 0
         while True:
             entries = await self._store.page(tenant, before, _LIST_READ_AT_ONCE)
-            for entry, record in zip(
-                entries, await self._store.get_many([(tenant, entry_id) for _, entry_id in entries]), strict=True
-            ):
-                matches = (
-                    record is not None
-                    and (record.state in states if states else not record.state.terminal)
-                    and (not labels or labels.items() <= labels_of(record.spec).items())
-                )
-                if record is not None and matches:
+            records = await self._store.get_many([(tenant, entry_id) for _, entry_id in entries])
+            for entry, record in zip(entries, records, strict=True):
+                if record is not None and matches(record):
                     spec_bytes += len(record.spec)
                     if found and spec_bytes > _LIST_SPEC_BYTES:
                         return found, before
@@ -239,21 +250,23 @@ class Scheduler:
         if record is None and await self._recall(name):
             record = await self._store.get(name)
         if record is not None:
-            return record
+            return await self._explained(record)
         await self._check_memory(starting=starting)
-        return _lost(last)
+        return refusals.lost(last)
 
     async def update(self, tenant: str, sandbox_id: str, ttl_ms: int) -> Record:
         """Move the end of its time to live."""
         record = await self.get(tenant, sandbox_id)
         if record.state.terminal or record.state is State.DELETING:
-            raise _ended(sandbox_id)
+            raise refusals.ended(sandbox_id)
         expire_ms = now_ms() + ttl_ms
+        if record.lifetime_ms and expire_ms > record.create_ms + record.lifetime_ms:
+            raise beyond_lifetime("ttl", record.create_ms + record.lifetime_ms)
         # The runtime first: a lease rebuilt from it must not be shorter than what was promised.
         told = await self._tell_deadline(record, expire_ms)
         outcome = await self._store.update((tenant, sandbox_id), expire_ms)
         if outcome == "ended":
-            raise _ended(sandbox_id)
+            raise refusals.ended(sandbox_id)
         record = await self.get(tenant, sandbox_id)
         if not told:
             # It may have started in between, with the old deadline.
@@ -267,7 +280,7 @@ class Scheduler:
         try:
             await self._runtime.update(record.incarnation, expire_ms)
         except NotFoundError:
-            raise _ended(record.sandbox_id) from None
+            raise refusals.ended(record.sandbox_id) from None
         return True
 
     async def delete(self, tenant: str, sandbox_id: str, uid: str) -> Record:
@@ -279,7 +292,7 @@ class Scheduler:
             outcome, record = await self._store.delete(name, uid, Reason.REQUESTED)
         if record is None:
             await self._check_memory(starting=starting)
-            raise not_found(sandbox_id)
+            raise refusals.not_found(sandbox_id)
         if outcome == "other_uid":
             raise FailedPreconditionError(
                 f"sandbox {sandbox_id!r} is another incarnation now", reason="UID_MISMATCH", sandbox_id=sandbox_id
@@ -307,6 +320,10 @@ class Scheduler:
     async def report_activity(self, activities: Sequence[tuple[str, str, str]]) -> None:
         """Renew idle leases of (tenant, id, uid)."""
         await self._store.renew("last_active_ms", activities)
+
+    async def note_quotas(self, quotas: Mapping[str, Quota]) -> None:
+        """Heed quotas that have changed."""
+        await self._store.note_quotas(quotas)
 
     async def _recall(self, name: Name) -> bool:
         """Rebuild the record of a sandbox that the runtime has and the store has not. Whether there is one now."""
@@ -348,31 +365,10 @@ class Scheduler:
             hub.wake()
 
 
-def _lost(last: Record) -> Record:
-    """The end of one that neither the store nor the runtime has any more."""
-    if last.state is State.DELETING:
-        return replace(last, state=State.DELETED, message="", end_ms=now_ms())
-    if last.uid:
-        reason, message = Reason.DELETED_EXTERNALLY, "it was removed without the platform being asked"
-    else:
-        reason = Reason.QUEUE_LOST
-        message = "the create was lost with the lease store; repeat it under the same request id"
-    return replace(last, state=State.FAILED, reason=reason, message=message, end_ms=now_ms())
-
-
 def _shown(record: Record) -> tuple[State, Reason, str]:
     return record.state, record.reason, record.message
-
-
-def _ended(sandbox_id: str) -> FailedPreconditionError:
-    return FailedPreconditionError(f"sandbox {sandbox_id!r} has ended", reason="SANDBOX_ENDED", sandbox_id=sandbox_id)
 
 
 def new_sandbox_id() -> str:
     """A random id of the form that sandbox ids have."""
     return f"sb-{secrets.token_hex(8)}"
-
-
-def not_found(sandbox_id: str) -> NotFoundError:
-    """There is no sandbox of this id in the caller's tenant."""
-    return NotFoundError(f"there is no sandbox {sandbox_id!r}", reason="SANDBOX_NOT_FOUND", sandbox_id=sandbox_id)

@@ -14,6 +14,7 @@ from orchard.sandbox.v1 import (
     sandbox_service_pb2_grpc,
 )
 
+from services.common import quota_proto
 from services.common.auth import EXPECTS_SECRET_ENV_KEY, principal
 from services.common.errors import PermissionDeniedError
 from services.common.pages import decode_token, encode_token
@@ -23,16 +24,19 @@ from services.common.validation import DAY_SECONDS, Fields
 from services.scheduler import servicer_specs
 from services.scheduler.records import Record
 from services.scheduler.service import Scheduler
+from services.scheduler.servicer_specs import Defaults
 
 _HEARTBEAT_IDS: Final = 1000
 _ACTIVITIES: Final = 10_000
+_QUOTAS: Final = 1000
 
 
 class SandboxServicer(sandbox_service_pb2_grpc.SandboxServiceServicer):
     """Serves orchard.sandbox.v1.SandboxService to gateways."""
 
-    def __init__(self, scheduler: Scheduler, stopping: asyncio.Event) -> None:
+    def __init__(self, scheduler: Scheduler, defaults: Defaults, stopping: asyncio.Event) -> None:
         self._scheduler = scheduler
+        self._defaults = defaults
         self._stopping = stopping
 
     async def CreateSandbox(  # noqa: N802 (gRPC's names, here and below)
@@ -44,16 +48,20 @@ class SandboxServicer(sandbox_service_pb2_grpc.SandboxServiceServicer):
         fields.token_id("request_id", request.request_id, optional=True)
         servicer_specs.check(request.spec, fields)
         fields.check(not request.secret_env, "secret_env", "must not reach the scheduler")
+        who = principal()
+        lifetime_ms = self._scheduler.lifetime_ms(who.quota)
+        servicer_specs.check_lifetime(request.spec, lifetime_ms, fields)
         fields.done()
         expects_secret = any(key == EXPECTS_SECRET_ENV_KEY for key, _ in context.invocation_metadata())
-        spec = servicer_specs.admitted(request.spec).SerializeToString(deterministic=True)
+        spec = servicer_specs.admitted(request.spec, self._defaults, lifetime_ms)
         record = await self._scheduler.create(
-            principal().tenant,
+            who.tenant,
             request.sandbox_id,
             request.request_id,
-            spec,
-            servicer_specs.spec_hash(request.sandbox_id, spec, expects_secret_env=expects_secret),
+            spec.SerializeToString(deterministic=True),
+            servicer_specs.spec_hash(request.sandbox_id, request.spec, expects_secret_env=expects_secret),
             expects_secret_env=expects_secret,
+            quota=who.quota,
         )
         return sandbox_service_pb2.CreateSandboxResponse(sandbox=to_proto(record))
 
@@ -160,14 +168,36 @@ class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
         context: Any,  # noqa: ARG002
     ) -> lease_service_pb2.ReportActivityResponse:
         """See lease_service.proto."""
-        if "gateway" not in principal().roles:
-            raise PermissionDeniedError("only gateways report activity", reason="GATEWAY_ONLY")
+        _gateways_only()
         fields = Fields()
         fields.check(len(request.activities) <= _ACTIVITIES, "activities", f"must be at most {_ACTIVITIES:,}")
         fields.done()
         if request.activities:
             await self._scheduler.report_activity([(one.tenant, one.sandbox_id, one.uid) for one in request.activities])
         return lease_service_pb2.ReportActivityResponse()
+
+    async def NoteQuotas(  # noqa: N802
+        self,
+        request: lease_service_pb2.NoteQuotasRequest,
+        context: Any,  # noqa: ARG002
+    ) -> lease_service_pb2.NoteQuotasResponse:
+        """See lease_service.proto."""
+        _gateways_only()
+        fields = Fields()
+        fields.check(len(request.quotas) <= _QUOTAS, "quotas", f"must be at most {_QUOTAS:,}")
+        for index, one in enumerate(request.quotas[:_QUOTAS]):
+            fields.tenant(f"quotas[{index}].tenant", one.tenant)
+            quota_proto.check(one.quota, f"quotas[{index}].quota", fields)
+        fields.done()
+        await self._scheduler.note_quotas(
+            {one.tenant: quota_proto.from_proto(one.quota, one.revision) for one in request.quotas}
+        )
+        return lease_service_pb2.NoteQuotasResponse()
+
+
+def _gateways_only() -> None:
+    if "gateway" not in principal().roles:
+        raise PermissionDeniedError("this is for gateways alone", reason="GATEWAY_ONLY")
 
 
 def _check_id(sandbox_id: str) -> None:

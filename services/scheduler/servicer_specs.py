@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
 from orchard.sandbox.v1 import sandbox_pb2
 
-from services.common.times import ms_of_duration
+from services.common.times import duration_of_ms, ms_of_duration
 from services.common.validation import DAY_SECONDS, MEBIBYTE, Fields
 from services.scheduler.records import Terms
 
@@ -78,12 +80,33 @@ def _check_resources(resources: sandbox_pb2.Resources, fields: Fields) -> None:
     fields.between("spec.resources.gpu", resources.gpu, 0, 64)
 
 
-def admitted(spec: sandbox_pb2.SandboxSpec) -> sandbox_pb2.SandboxSpec:
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a runtime gives where a spec says nothing; 0: no limit."""
+
+    cpu: float = 0.0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+
+
+def check_lifetime(spec: sandbox_pb2.SandboxSpec, lifetime_ms: int, fields: Fields) -> None:
+    """Note a time to live beyond the longest life; 0: there is none."""
+    fields.check(
+        not lifetime_ms or ms_of_duration(spec.ttl) <= lifetime_ms,
+        "spec.ttl",
+        f"must be at most {lifetime_ms / 1000:g} s: longer no sandbox of this tenant may live",
+    )
+
+
+def admitted(spec: sandbox_pb2.SandboxSpec, defaults: Defaults, lifetime_ms: int) -> sandbox_pb2.SandboxSpec:
     """A copy with the defaults filled in."""
     full = sandbox_pb2.SandboxSpec()
     full.CopyFrom(spec)
     if not full.HasField("ttl"):
-        full.ttl.seconds = _TTL_SECONDS
+        full.ttl.CopyFrom(duration_of_ms(min(_TTL_SECONDS * 1000, lifetime_ms or _TTL_SECONDS * 1000)))
+    full.resources.cpu = full.resources.cpu or defaults.cpu
+    full.resources.memory_bytes = full.resources.memory_bytes or defaults.memory_bytes
+    full.resources.disk_bytes = full.resources.disk_bytes or defaults.disk_bytes
     if not full.HasField("start_timeout"):
         full.start_timeout.seconds = _START_SECONDS
     if not full.HasField("pull_timeout"):
@@ -95,9 +118,10 @@ def admitted(spec: sandbox_pb2.SandboxSpec) -> sandbox_pb2.SandboxSpec:
     return full
 
 
-def spec_hash(sandbox_id: str, serialized: bytes, *, expects_secret_env: bool) -> str:
-    """What a repeat under the same request id must match."""
-    return hashlib.sha256(f"{sandbox_id}\0{expects_secret_env}\0".encode() + serialized).hexdigest()
+def spec_hash(sandbox_id: str, spec: sandbox_pb2.SandboxSpec, *, expects_secret_env: bool) -> str:
+    """What a repeat under the same request id must match: what was asked for, whatever the defaults are by then."""
+    asked = spec.SerializeToString(deterministic=True)
+    return hashlib.sha256(f"{sandbox_id}\0{expects_secret_env}\0".encode() + asked).hexdigest()
 
 
 def terms_of(spec: bytes) -> Terms:
@@ -109,6 +133,8 @@ def terms_of(spec: bytes) -> Terms:
         heartbeat_timeout_ms=ms_of_duration(parsed.heartbeat_timeout),
         start_timeout_ms=ms_of_duration(parsed.start_timeout) or _START_SECONDS * 1000,
         priority=parsed.priority,
+        cpu_milli=math.ceil(parsed.resources.cpu * 1000),
+        memory_bytes=parsed.resources.memory_bytes,
     )
 
 

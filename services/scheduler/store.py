@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, cast
@@ -15,6 +16,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from services.common.errors import UnavailableError
 from services.common.observed import Observed
+from services.common.quota import UNLIMITED, Quota
 from services.common.states import Reason, State
 from services.common.tls import ClientContext, TlsFiles
 from services.scheduler.records import Record, Terms
@@ -30,6 +32,15 @@ _AWAY_WORDS: Final = ("BUSY", "MISCONF", "MASTERDOWN", "NOREPLICAS")
 
 Name = tuple[str, str]
 """Tenant and sandbox id."""
+
+
+class OverQuotaError(Exception):
+    """A create that its tenant's quota never lets start: `what` is "sandboxes", "cpu" or "memory"."""
+
+    def __init__(self, what: str, bound: int) -> None:
+        super().__init__(what)
+        self.what = what
+        self.bound = bound
 
 
 @asynccontextmanager
@@ -99,9 +110,15 @@ class LeaseStore:
         async with _translated():
             return await self._scripts[script](args=list(arguments))
 
-    async def create(self, record: Record, terms: Terms, *, queue_limit: int) -> tuple[str, str, int]:
-        """Queue a create; returns the outcome (lua/create.lua), the sandbox id and the store's time."""
-        outcome, sandbox_id, now = await self._run(
+    async def create(
+        self, record: Record, terms: Terms, *, queue_limit: int, quota: Quota = UNLIMITED
+    ) -> tuple[str, str, int]:
+        """Queue a create; returns the outcome (lua/create.lua), the sandbox id and the store's time.
+
+        Raises:
+            OverQuotaError: it would not fit the tenant's quota alone.
+        """
+        outcome, sandbox_id, now, *over = await self._run(
             "create",
             record.tenant,
             record.sandbox_id,
@@ -115,17 +132,35 @@ class LeaseStore:
             record.spec,
             int(record.expects_secret_env),
             terms.start_timeout_ms,
+            terms.cpu_milli,
+            terms.memory_bytes,
+            record.lifetime_ms,
+            *_bounds(quota),
         )
+        if over:
+            raise OverQuotaError(over[0].decode(), int(over[1]))
         return outcome.decode(), sandbox_id.decode(), int(now)
 
-    async def take(self, claim_ms: int) -> Record | None:
-        """Claim the next create to start; None when there is none."""
+    async def take(self, claim_ms: int) -> Record | float:
+        """Claim the next create to start; when there is none, for how many seconds unless something changes."""
         while True:
             taken = await self._run("take", claim_ms)
-            if not taken:
-                return None
+            if len(taken) == 1:
+                wait_ms = int(taken[0])
+                return math.inf if wait_ms < 0 else wait_ms / 1000
             if taken[1]:
                 return _record(taken[2])
+
+    async def note_quotas(self, quotas: Mapping[str, Quota]) -> None:
+        """Keep the quotas of tenants that are newer than what is kept, and let go what fits them."""
+        if quotas:
+            await self._run("quota", *(part for tenant, quota in quotas.items() for part in (tenant, *_bounds(quota))))
+
+    async def waits_for(self, tenant: str) -> str:
+        """What the tenant's queued creates wait for, in a sentence; empty if for nothing but their turn."""
+        async with _translated():
+            text = await cast("Awaitable[bytes | None]", self._redis.hget(f"orchard:tenant:{tenant}", "waits"))
+        return text.decode() if text else ""
 
     async def started(self, name: Name, request_id: str, uid: str) -> tuple[str, int]:
         """Note the incarnation that the runtime made; returns started, missing or unwanted, and when it expires."""
@@ -184,6 +219,10 @@ class LeaseStore:
             "start_ms": 0,
             "start_timeout_ms": terms.start_timeout_ms,
             "delete_reason": "",
+            "cpu_milli": terms.cpu_milli,
+            "memory_bytes": terms.memory_bytes,
+            "lifetime_ms": 0,
+            "charged": 0,
         }
         flat = [part for pair in fields.items() for part in pair]
         return bool(await self._run("rebuild", seen.tenant, seen.sandbox_id, seen.request_id, seen.spec_hash, *flat))
@@ -250,7 +289,8 @@ class LeaseStore:
         """Queued creates by tenant."""
         async with _translated():
             tenants = await cast("Awaitable[list[bytes]]", self._redis.lrange("orchard:turns", 0, -1))
-            names = [tenant.decode() for tenant in tenants]
+            parked = cast("list[bytes]", await self._redis.zrange("orchard:parked", 0, -1))
+            names = [tenant.decode() for tenant in (*tenants, *parked)]
             return {name: int(await self._redis.zcard(f"orchard:queue:{name}")) for name in names}
 
     async def lost_everything(self) -> bool:
@@ -274,7 +314,8 @@ class LeaseStore:
             return False
 
     async def changes(self, connected: Callable[[], None]) -> AsyncIterator[Name]:
-        """Names of changed records, as they change; calls `connected` once none can be missed any more.
+        """Names of changed records, as they change; calls `connected` once none can be missed any more. A name with an
+        empty id says that creates of the tenant may be taken again.
 
         Raises:
             UnavailableError: the connection broke. Changes since are lost, so re-read what matters.
@@ -292,6 +333,22 @@ class LeaseStore:
                     connected()
                 elif message["type"] == "message":
                     yield _name(message["data"])
+
+
+def _bounds(quota: Quota) -> tuple[str | int, ...]:
+    """A quota as the scripts take it; an empty bound bounds nothing."""
+
+    def text(bound: float | None, factor: float = 1) -> str | int:
+        return "" if bound is None else math.floor(bound * factor)
+
+    rate = quota.creates_per_second
+    return (
+        quota.revision,
+        text(quota.sandboxes),
+        text(quota.cpu, 1000),
+        text(quota.memory_bytes),
+        "" if rate is None else f"{1000 / rate:.6f}",
+    )
 
 
 def _record(flat: Sequence[bytes]) -> Record:

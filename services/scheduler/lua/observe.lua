@@ -14,6 +14,7 @@ if is_terminal(r[1]) then return 'ended' end
 if ARGV[5] <= r[3] then return 'old' end
 if r[6] ~= '' and r[6] ~= ARGV[4] then return 'other' end
 local now = now_ms()
+if r[1] == QUEUED then leave_queue(tenant, id) end
 redis.call('HSET', key, 'uid', ARGV[4], 'revision', ARGV[5])
 redis.call('ZREM', CLAIMED, member(tenant, id))
 local state = ARGV[6]
@@ -26,6 +27,7 @@ elseif state == DELETED then
     finish(tenant, id, FAILED, REASON_EXTERNAL, 'it was removed without the platform being asked', now)
   end
 elseif r[1] ~= DELETING then
+  count(tenant, key, '1')
   if state == READY and r[5] == '0' then
     redis.call('HSET', key, 'ready_ms', ARGV[9], 'last_active_ms', text(now), 'last_heartbeat_ms', text(now))
     lease(tenant, id)

@@ -7,5 +7,6 @@ redis.call('HSET', request_key(tenant, ARGV[3]), 'id', id, 'spec_hash', ARGV[4])
 redis.call('PEXPIRE', request_key(tenant, ARGV[3]), KEPT_MS)
 redis.call('ZADD', index_key(tenant), redis.call('HGET', key, 'create_ms'), id)
 lease(tenant, id)
+count(tenant, key, '1')
 changed(tenant, id)
 return 1

@@ -36,8 +36,8 @@ def seen(record: Record, state: State, revision: int, **more) -> Observed:
 
 
 async def take(store: LeaseStore, claim_ms: int = 30_000) -> tuple[str, str] | None:
-    record = await store.take(claim_ms)
-    return (record.tenant, record.sandbox_id) if record else None
+    taken = await store.take(claim_ms)
+    return (taken.tenant, taken.sandbox_id) if isinstance(taken, Record) else None
 
 
 async def delete(store: LeaseStore, name: tuple[str, str], uid: str, reason: Reason) -> str:

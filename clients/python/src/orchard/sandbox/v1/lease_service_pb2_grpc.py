@@ -60,7 +60,7 @@ class LeaseServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def NoteQuotas(self, request, context):
-        """NoteQuotas tells of quotas that were changed, so that queued creates that fit now need not wait for their tenant's next call, whose
+        """NoteQuotas tells of quotas that were changed, so that queued creates that fit now need not wait for their tenant's next create, whose
         principal would tell the same. Idempotent; a revision that is not newer changes nothing. Errors: UNAVAILABLE (store away; retry).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

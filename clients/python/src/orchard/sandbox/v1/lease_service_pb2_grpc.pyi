@@ -38,7 +38,7 @@ class LeaseServiceStub:
     seconds; losing one costs at most that much idle time. Errors: UNAVAILABLE (store away; the next batch covers it).
     """
     NoteQuotas: _grpc.UnaryUnaryMultiCallable[_lease_service_pb2.NoteQuotasRequest, _lease_service_pb2.NoteQuotasResponse]
-    """NoteQuotas tells of quotas that were changed, so that queued creates that fit now need not wait for their tenant's next call, whose
+    """NoteQuotas tells of quotas that were changed, so that queued creates that fit now need not wait for their tenant's next create, whose
     principal would tell the same. Idempotent; a revision that is not newer changes nothing. Errors: UNAVAILABLE (store away; retry).
     """
 
@@ -52,7 +52,7 @@ class LeaseServiceAsyncStub(LeaseServiceStub):
     seconds; losing one costs at most that much idle time. Errors: UNAVAILABLE (store away; the next batch covers it).
     """
     NoteQuotas: _aio.UnaryUnaryMultiCallable[_lease_service_pb2.NoteQuotasRequest, _lease_service_pb2.NoteQuotasResponse]  # type: ignore[assignment]
-    """NoteQuotas tells of quotas that were changed, so that queued creates that fit now need not wait for their tenant's next call, whose
+    """NoteQuotas tells of quotas that were changed, so that queued creates that fit now need not wait for their tenant's next create, whose
     principal would tell the same. Idempotent; a revision that is not newer changes nothing. Errors: UNAVAILABLE (store away; retry).
     """
 
@@ -75,7 +75,7 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lease_service_pb2.NoteQuotasRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lease_service_pb2.NoteQuotasResponse, _abc.Awaitable[_lease_service_pb2.NoteQuotasResponse]]:
-        """NoteQuotas tells of quotas that were changed, so that queued creates that fit now need not wait for their tenant's next call, whose
+        """NoteQuotas tells of quotas that were changed, so that queued creates that fit now need not wait for their tenant's next create, whose
         principal would tell the same. Idempotent; a revision that is not newer changes nothing. Errors: UNAVAILABLE (store away; retry).
         """
 

@@ -69,7 +69,7 @@ class CallObserver(Protocol):
     """Is told of every call of this server's own services that has ended."""
 
     def ended(self, call: Call, status: str, peer: Callable[[], str]) -> None:
-        """A call has ended with a status, like "OK"; `peer` gives gRPC's name of the caller. Neither waits nor raises."""
+        """A call has ended with a status, like "OK"; `peer` gives gRPC's name of the caller. Must not wait or raise."""
 
 
 def note_target(target: str) -> None:

@@ -29,6 +29,7 @@ class Observed:
     spec_hash: str = ""
     spec: bytes = field(default=b"", repr=False)
     """The spec as serialised orchard.sandbox.v1.SandboxSpec; empty where it was not asked for."""
+    agent_version: str = ""
 
 
 def to_proto(observed: Observed, *, include_spec: bool) -> watch_service_pb2.SandboxStatus:
@@ -47,6 +48,7 @@ def to_proto(observed: Observed, *, include_spec: bool) -> watch_service_pb2.San
         expire_time=to_timestamp(observed.expire_ms),
         request_id=observed.request_id,
         spec_hash=observed.spec_hash,
+        agent_version=observed.agent_version,
     )
     if include_spec:
         status.spec.MergeFromString(observed.spec)
@@ -70,4 +72,5 @@ def from_proto(status: watch_service_pb2.SandboxStatus) -> Observed:
         request_id=status.request_id,
         spec_hash=status.spec_hash,
         spec=status.spec.SerializeToString(deterministic=True) if status.HasField("spec") else b"",
+        agent_version=status.agent_version,
     )

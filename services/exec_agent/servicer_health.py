@@ -8,6 +8,8 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.common.health import Health
+from services.common.versions import AGENT_VERSION_KEY
+from services.exec_agent.settings import VERSION
 
 
 class AgentHealth(Health):
@@ -44,4 +46,5 @@ class _Servicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         status = self._health.status(request.service)
         if status is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "this agent serves another sandbox")
+        context.set_trailing_metadata(((AGENT_VERSION_KEY, VERSION),))
         return health_pb2.HealthCheckResponse(status=status)

@@ -19,11 +19,13 @@ from services.common.states import State
 from services.common.tasks import TaskGroup
 from services.common.tls import ClientTls
 from services.common.tokens import AGENT_TOKEN_KEY, Signer
+from services.common.versions import MINIMUM_AGENT, works
 from services.common.watch_cache import WatchCache
 
 _UNKNOWN_SECONDS: Final = 2.0
 _CHANNELS_KEPT: Final = 8192
 _SECRET_SECONDS: Final = 5.0
+_VERSION_SECONDS: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -35,6 +37,8 @@ class Agent:
     uid: str
     endpoint: str
     channel: grpc.aio.Channel
+    works: bool = False
+    """Whether its version is known and new enough."""
     open_calls: int = 0
     last_active: float = 0.0
     callables: dict[str, Any] = field(default_factory=dict)
@@ -55,8 +59,9 @@ class Agents:
 
         Raises:
             NotFoundError: there is no such sandbox in this tenant.
-            FailedPreconditionError: it has ended (SANDBOX_LOST).
+            FailedPreconditionError: it has ended (SANDBOX_LOST), or its agent is too old (AGENT_TOO_OLD).
             UnavailableError: it is still starting.
+            grpc.aio.AioRpcError: an agent that told the watcher no version does not answer.
         """
         seen = self._cache.get(tenant, sandbox_id)
         if seen is None or seen.state is State.STARTING:
@@ -72,7 +77,31 @@ class Agents:
             )
         if seen.state is not State.READY:
             raise _not_ready(seen)
-        return self._of(seen)
+        agent = self._of(seen)
+        if not agent.works:
+            await self._check_version(agent, seen.agent_version)
+        return agent
+
+    async def _check_version(self, agent: Agent, version: str) -> None:
+        if not version:
+            # Of before agents told it with their health.
+            stub: Any = agent_service_pb2_grpc.AgentServiceStub(agent.channel)
+            answer = await stub.GetAgent(
+                agent_service_pb2.GetAgentRequest(sandbox_id=agent.sandbox_id),
+                metadata=(self.metadata(agent),),
+                timeout=_VERSION_SECONDS,
+            )
+            version = answer.version
+        if not works(version):
+            raise FailedPreconditionError(
+                f"the agent of sandbox {agent.sandbox_id!r} has version {version!r}, and this gateway works with "
+                f"{MINIMUM_AGENT} and newer: delete the sandbox and create it again",
+                reason="AGENT_TOO_OLD",
+                sandbox_id=agent.sandbox_id,
+                version=version,
+                minimum_version=MINIMUM_AGENT,
+            )
+        agent.works = True
 
     def _of(self, seen: Observed) -> Agent:
         agent = self._agents.get(seen.uid)

@@ -24,6 +24,7 @@ from services.common.errors import PermissionDeniedError
 from services.common.interceptor import note_target
 from services.common.pages import bad_token, decode_token, encode_token
 from services.common.validation import Fields, seconds_of
+from services.common.versions import MINIMUM_AGENT
 from services.gateway.couriers import SecretCourier
 from services.gateway.keys import Keys
 from services.gateway.proxy import SchedulerProxy
@@ -31,7 +32,6 @@ from services.gateway.scheduler_client import SchedulerClient
 from services.gateway.scopes import ADMIN, SCOPES, check_tenant, granted
 from services.gateway.store import ApiKey, GatewayStore, UsageSum, utc_now
 
-MINIMUM_AGENT_VERSION: Final = "0.1.0"
 _ROLES: Final = {admin_pb2.ROLE_USER: "user", admin_pb2.ROLE_ADMIN: "admin"}
 _ROLE_NUMBERS: Final = {name: number for number, name in _ROLES.items()}
 _YEARS_SECONDS: Final = 3650 * 86_400.0
@@ -199,7 +199,7 @@ class VersionServicer(version_service_pb2_grpc.VersionServiceServicer):
         """See version_service.proto."""
         return version_service_pb2.GetVersionResponse(
             version=__version__,
-            minimum_agent_version=MINIMUM_AGENT_VERSION,
+            minimum_agent_version=MINIMUM_AGENT,
             runtime=self._runtime,
             tenant=principal().tenant,
         )

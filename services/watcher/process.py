@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import grpc.aio
@@ -19,6 +19,7 @@ from services.common.states import Reason, State
 from services.common.times import to_ms
 from services.common.tls import ClientTls
 from services.common.validation import seconds_of
+from services.common.versions import AGENT_VERSION_KEY
 from services.watcher.service import Bookmark, Seen, Synced
 
 _STATES: Final = {
@@ -84,18 +85,21 @@ class AgentProber:
     def __init__(self, tls: ClientTls | None = None) -> None:
         self._tls = tls
 
-    async def answers(self, endpoint: str, uid: str) -> bool:
+    async def answers(self, endpoint: str, uid: str) -> str | None:
         """See service.Prober."""
         if not (_listens(endpoint.removeprefix("unix:")) if endpoint.startswith("unix:") else await _accepts(endpoint)):
-            return False
+            return None
         async with connect(endpoint, self._tls) as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            call = stub.Check(health_pb2.HealthCheckRequest(service=uid), timeout=_PROBE_SECONDS)
             try:
-                reply = await health_pb2_grpc.HealthStub(channel).Check(
-                    health_pb2.HealthCheckRequest(service=uid), timeout=_PROBE_SECONDS
-                )
+                reply = await call
+                told = dict(await call.trailing_metadata())
             except grpc.aio.AioRpcError:
-                return False
-        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+                return None
+        if reply.status != health_pb2.HealthCheckResponse.SERVING:
+            return None
+        return str(told.get(AGENT_VERSION_KEY, ""))
 
 
 def _listens(path: str) -> bool:

@@ -98,8 +98,10 @@ class Runtime(Protocol):
 class Prober(Protocol):
     """Asks an agent whether it is there."""
 
-    async def answers(self, endpoint: str, uid: str) -> bool:
-        """Whether the agent at `endpoint` answers as sandbox `uid`. Ends within a second."""
+    async def answers(self, endpoint: str, uid: str) -> str | None:
+        """The version of the agent at `endpoint`, empty if it tells none; None unless it answers as sandbox `uid`. Ends
+        within a second.
+        """
 
 
 @dataclass(slots=True)
@@ -305,13 +307,18 @@ class Watcher:
             (sandbox := self._sandboxes.get(uid)) is not None and sandbox.state is State.STARTING and sandbox.endpoint
         ):
             async with self._probe_slots:
-                answers = await self._prober.answers(sandbox.endpoint, uid)
-            if answers:
+                version = await self._prober.answers(sandbox.endpoint, uid)
+            if version is not None:
                 self._conclude(
                     uid,
                     _STEP_READY,
-                    lambda now: replace(
-                        now, state=State.READY, ready_ms=now_ms(), reason=Reason.UNSPECIFIED, message=""
+                    lambda now, version=version: replace(  # type: ignore[misc]
+                        now,
+                        state=State.READY,
+                        ready_ms=now_ms(),
+                        reason=Reason.UNSPECIFIED,
+                        message="",
+                        agent_version=version,
                     ),
                 )
                 return

@@ -132,8 +132,8 @@ class Agents:
     def __init__(self) -> None:
         self.answering: set[str] = set()
 
-    async def answers(self, endpoint: str, uid: str) -> bool:
-        return uid in self.answering
+    async def answers(self, endpoint: str, uid: str) -> str | None:
+        return "" if uid in self.answering else None
 
 
 class Watched:

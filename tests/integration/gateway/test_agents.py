@@ -19,7 +19,7 @@ from orchard.sandbox.v1 import (
 )
 from orchard.watch.v1 import watch_service_pb2, watch_service_pb2_grpc
 
-from services.common.errors import NotFoundError, UnavailableError
+from services.common.errors import FailedPreconditionError, NotFoundError, UnavailableError
 from services.common.health import Health
 from services.common.hub import Hub
 from services.common.interceptor import CallInterceptor
@@ -78,10 +78,10 @@ class World(
         self.reports.put_nowait([one.uid for one in request.activities])
         return lease_service_pb2.ReportActivityResponse()
 
-    def tell(self, sandbox_id: str, uid: str, state: State, request_id: str = "r") -> None:
+    def tell(self, sandbox_id: str, uid: str, state: State, request_id: str = "r", version: str = "0.1.0") -> None:
         self.revision += 1
-        endpoint = f"unix:{self.folder}/{uid}"
-        seen = Observed("t", sandbox_id, uid, self.revision, state, endpoint=endpoint, request_id=request_id)
+        more = {"endpoint": f"unix:{self.folder}/{uid}", "request_id": request_id, "agent_version": version}
+        seen = Observed("t", sandbox_id, uid, self.revision, state, **more)
         self.sandboxes[uid] = seen
         self.hub.publish(uid, seen)
 
@@ -92,6 +92,12 @@ class AgentServer(agent_service_pb2_grpc.AgentServiceServicer, exec_service_pb2_
     def __init__(self) -> None:
         self.secrets: list[dict[str, str]] = []
         self.delivered = asyncio.Event()
+        self.version = "0.1.0"
+        self.asked = 0
+
+    async def GetAgent(self, request, context):
+        self.asked += 1
+        return agent_service_pb2.GetAgentResponse(version=self.version)
 
     async def SetSecretEnv(self, request, context):
         self.secrets.append(dict(request.secret_env))
@@ -122,6 +128,9 @@ class Gateway:
             interceptor=CallInterceptor(authenticator=Caller()), health=Health(), service_names=[], reflection=False
         )
         self.server.grpc_server.add_generic_rpc_handlers((self.proxy,))
+
+    async def until_seen(self, sandbox_id: str, uid: str) -> None:
+        assert await self.cache.wait("t", sandbox_id, lambda now: now.uid == uid, BACKSTOP)
 
     async def until_nothing_is_held(self) -> None:
         async with asyncio.timeout(BACKSTOP):
@@ -220,6 +229,34 @@ async def test_the_secret_of_a_sandbox_that_ended_in_the_queue_is_let_go(tmp_pat
         else:
             world.records["x"] = record
         await gateway.until_nothing_is_held()
+
+
+async def test_an_agent_that_is_too_old_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    async with world_and_gateway(tmp_path) as (world, gateway, _server):
+        for version in ("0.0.9", "0.1", "newest", "0.1.0x1"):
+            world.tell("x", f"u-{version}", State.READY, version=version)
+            await gateway.until_seen("x", f"u-{version}")
+            with pytest.raises(FailedPreconditionError, match=f"{version}.*0.1.0 and newer: delete") as caught:
+                await gateway.agents.find("t", "x")
+            assert caught.value.reason == "AGENT_TOO_OLD"
+            assert caught.value.metadata["version"] == version
+        for version in ("0.1.0", "0.1.7", "0.2.0-rc.1", "12.0.1"):
+            world.tell("x", f"u-{version}", State.READY, version=version)
+            await gateway.until_seen("x", f"u-{version}")
+            assert (await gateway.agents.find("t", "x")).uid == f"u-{version}"
+
+
+async def test_an_agent_that_tells_the_watcher_no_version_is_asked_once(tmp_path: Path) -> None:
+    async with world_and_gateway(tmp_path) as (world, gateway, _server), agent_at(world, "u1") as agent:
+        world.tell("x", "u1", State.READY, version="")
+        agent.version = "0.0.1"
+        for _ in range(2):
+            with pytest.raises(FailedPreconditionError, match="0.0.1"):
+                await gateway.agents.find("t", "x")
+        agent.version = "0.1.0"
+        for _ in range(3):
+            await gateway.agents.find("t", "x")
+        assert agent.asked == 3
 
 
 async def test_what_is_not_known_is_missing_only_while_the_watcher_tells(tmp_path: Path) -> None:

@@ -31,16 +31,16 @@ async def agent(host: str, uid: str) -> AsyncIterator[str]:
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 async def test_an_agent_answers_as_its_own_sandbox_alone(host: str) -> None:
     async with agent(host, "uid-1") as endpoint:
-        assert await AgentProber().answers(endpoint, "uid-1")
+        assert await AgentProber().answers(endpoint, "uid-1") == ""
         # The address of a Pod that is gone may be another's now.
-        assert not await AgentProber().answers(endpoint, "uid-2")
+        assert await AgentProber().answers(endpoint, "uid-2") is None
 
 
 async def test_nobody_there() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{closed.getsockname()[1]}"
-        assert not await AgentProber().answers(endpoint, "uid-1")
+        assert await AgentProber().answers(endpoint, "uid-1") is None
 
 
 async def test_one_that_never_answers_does_not_hold_the_watcher_up() -> None:
@@ -48,7 +48,7 @@ async def test_one_that_never_answers_does_not_hold_the_watcher_up() -> None:
         mute.bind(("127.0.0.1", 0))
         mute.listen(5)  # the kernel takes the connection, and nobody speaks on it
         async with asyncio.timeout(BACKSTOP):
-            assert not await AgentProber().answers(f"127.0.0.1:{mute.getsockname()[1]}", "uid-1")
+            assert await AgentProber().answers(f"127.0.0.1:{mute.getsockname()[1]}", "uid-1") is None
 
 
 async def test_a_full_backlog_does_not_hold_the_watcher_up() -> None:
@@ -68,7 +68,7 @@ async def test_a_full_backlog_does_not_hold_the_watcher_up() -> None:
                 except TimeoutError:
                     break
             async with asyncio.timeout(BACKSTOP):
-                assert not await AgentProber().answers(f"127.0.0.1:{address[1]}", "uid-1")
+                assert await AgentProber().answers(f"127.0.0.1:{address[1]}", "uid-1") is None
         finally:
             for one in waiting:
                 one.close()

@@ -40,10 +40,10 @@ class Script:
         while True:
             yield await self.events.get()
 
-    async def answers(self, endpoint: str, uid: str) -> bool:
+    async def answers(self, endpoint: str, uid: str) -> str | None:
         assert endpoint
         self.asked.put_nowait(uid)
-        return uid in self.answering
+        return "" if uid in self.answering else None
 
     def put(self, *events: Event) -> None:
         for event in events:

@@ -46,7 +46,9 @@ class GetVersionResponse(_message.Message):
     version: _builtins.str
     """The gateway's version, MAJOR.MINOR.PATCH."""
     minimum_agent_version: _builtins.str
-    """The oldest agent version that this gateway works with."""
+    """The oldest agent version that this gateway works with; commands and files in sandboxes with an older one are FAILED_PRECONDITION
+    (AGENT_TOO_OLD).
+    """
     runtime: _builtins.str
     """The runtime that makes sandboxes: "process", "docker" or "kubernetes"."""
     tenant: _builtins.str

@@ -98,6 +98,7 @@ class SandboxStatus(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     SPEC_HASH_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
+    AGENT_VERSION_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Its tenant."""
     sandbox_id: _builtins.str
@@ -118,6 +119,8 @@ class SandboxStatus(_message.Message):
     """Request id of the create that made it."""
     spec_hash: _builtins.str
     """Hash of the spec that it was made from."""
+    agent_version: _builtins.str
+    """Version of its agent, as the agent told. Set with READY; empty for an agent that does not tell."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When the runtime made it."""
@@ -151,10 +154,11 @@ class SandboxStatus(_message.Message):
         request_id: _builtins.str = ...,
         spec_hash: _builtins.str = ...,
         spec: _sandbox_pb2.SandboxSpec | None = ...,
+        agent_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "ready_time", b"ready_time", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "endpoint", b"endpoint", "expire_time", b"expire_time", "message", b"message", "ready_time", b"ready_time", "reason", b"reason", "request_id", b"request_id", "revision", b"revision", "sandbox_id", b"sandbox_id", "spec", b"spec", "spec_hash", b"spec_hash", "state", b"state", "tenant", b"tenant", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "create_time", b"create_time", "endpoint", b"endpoint", "expire_time", b"expire_time", "message", b"message", "ready_time", b"ready_time", "reason", b"reason", "request_id", b"request_id", "revision", b"revision", "sandbox_id", b"sandbox_id", "spec", b"spec", "spec_hash", b"spec_hash", "state", b"state", "tenant", b"tenant", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

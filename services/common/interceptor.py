@@ -188,12 +188,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> Callable[[Any, Any], Awaitable[Any]]:
         async def serve(request: Any, context: Context) -> Any:
             task = self.in_flight.add()
-            call, started = self._begin(method, context)
+            metadata = dict(context.invocation_metadata() or ())
+            call, started = self._begin(method, metadata)
             status = "OK"
             try:
-                await self._authenticate(call, context)
-                # Every wait has an end, also for callers that set no deadline. Uploads end with their stream.
-                async with asyncio.timeout(_MAXIMUM_UNARY_SECONDS if bounded else None) as limit:
+                await self._authenticate(call, metadata)
+                async with asyncio.timeout(_limit(context) if bounded else None) as limit:
                     self.in_flight.limits.add(limit)
                     try:
                         return await inner(request, context)
@@ -216,11 +216,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> Callable[[Any, Any], AsyncIterator[Any]]:
         async def serve(request: Any, context: Context) -> AsyncIterator[Any]:
             task = self.in_flight.add()
-            call, started = self._begin(method, context)
+            metadata = dict(context.invocation_metadata() or ())
+            call, started = self._begin(method, metadata)
             status = "OK"
             responses = None
             try:
-                await self._authenticate(call, context)
+                await self._authenticate(call, metadata)
                 responses = inner(request, context)
                 async for response in responses:
                     yield response
@@ -235,22 +236,20 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         return serve
 
-    def _begin(self, method: str, context: Context) -> tuple[Call, float]:
-        metadata = context.invocation_metadata() or ()
-        request_id = next((value for key, value in metadata if key == REQUEST_ID_KEY), "") or uuid.uuid4().hex[:16]
+    def _begin(self, method: str, metadata: Metadata) -> tuple[Call, float]:
+        request_id = metadata.get(REQUEST_ID_KEY) or uuid.uuid4().hex[:16]
         call = Call(method, str(request_id)[:64])
         fields = {"request_id": call.request_id}
         if self._telemetry is not None:
-            call.span = self._telemetry.start_span(method.lstrip("/"), metadata)
+            call.span = self._telemetry.start_span(method.lstrip("/"), metadata.items())
             call.span.set_attribute("orchard.request_id", call.request_id)
             fields["trace_id"] = f"{call.span.get_span_context().trace_id:032x}"
         current_call.set(call)
         logs.call_fields.set(fields)
         return call, time.perf_counter()
 
-    async def _authenticate(self, call: Call, context: Context) -> None:
+    async def _authenticate(self, call: Call, metadata: Metadata) -> None:
         if self._authenticator is not None:
-            metadata = dict(context.invocation_metadata() or ())
             call.principal = await self._authenticator.authenticate(call.method, metadata)
             call.authenticated = True
 
@@ -295,6 +294,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if call.span is not None:
             call.span.set_attribute("rpc.grpc.status", name)
             call.span.end()
+
+
+def _limit(context: Context) -> float | None:
+    """Seconds that a call may take: every wait has an end, also for callers that set no deadline.
+
+    A deadline that gRPC itself keeps needs no timer of ours. Uploads end with their stream.
+    """
+    remaining = context.time_remaining()
+    return None if remaining is not None and remaining <= _MAXIMUM_UNARY_SECONDS else _MAXIMUM_UNARY_SECONDS
 
 
 def _status_of(error: BaseException) -> str:

@@ -16,8 +16,10 @@ from orchard.admin.v1 import (
 )
 from orchard.exec.v1 import exec_service_pb2, file_service_pb2
 from orchard.sandbox.v1 import sandbox_service_pb2
+from orchard.trajectory.v1 import group_service_pb2, trajectory_service_pb2
 
 from services.common import watch_cache
+from services.common.channel import connect as connect_service
 from services.common.db import connect
 from services.common.health import Health
 from services.common.interceptor import CallInterceptor
@@ -34,7 +36,7 @@ from services.gateway.audit import AuditLog
 from services.gateway.couriers import ActivityReporter, SecretCourier, UsageRecorder
 from services.gateway.keys import Keys
 from services.gateway.node_client import NodeImages
-from services.gateway.proxy import AgentProxy, SchedulerProxy
+from services.gateway.proxy import AgentProxy, PrincipalProxy, ServiceProxy
 from services.gateway.scheduler_client import SchedulerClient
 from services.gateway.servicer import CreateServicer, KeyServicer, UsageServicer, VersionServicer, usage_terms
 from services.gateway.servicer_audit import AuditServicer
@@ -47,6 +49,8 @@ from services.gateway.tenants import Tenants
 _SANDBOX = sandbox_service_pb2.DESCRIPTOR.services_by_name["SandboxService"]
 _EXEC = exec_service_pb2.DESCRIPTOR.services_by_name["ExecService"]
 _FILES = file_service_pb2.DESCRIPTOR.services_by_name["FileService"]
+_TRAJECTORIES = trajectory_service_pb2.DESCRIPTOR.services_by_name["TrajectoryService"]
+_GROUPS = group_service_pb2.DESCRIPTOR.services_by_name["GroupService"]
 SERVICE_NAMES = (
     _SANDBOX.full_name,
     _EXEC.full_name,
@@ -58,6 +62,7 @@ SERVICE_NAMES = (
     "orchard.admin.v1.AuditService",
     "orchard.admin.v1.VersionService",
 )
+TRAJECTORY_NAMES = (_TRAJECTORIES.full_name, _GROUPS.full_name)
 
 
 @asynccontextmanager
@@ -92,15 +97,15 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
     server = Server(
         interceptor=CallInterceptor(authenticator=keys, telemetry=telemetry, observer=audit),
         health=health,
-        service_names=SERVICE_NAMES,
+        service_names=SERVICE_NAMES + (TRAJECTORY_NAMES if settings.trajectories_address else ()),
     )
     creates = CreateServicer(scheduler, SecretCourier(cache, agents, scheduler, tasks))
-    sandboxes = SchedulerProxy(
+    sandboxes = PrincipalProxy(
         scheduler.channel,
         signer,
         telemetry,
         _SANDBOX,
-        {
+        overrides={
             f"/{_SANDBOX.full_name}/CreateSandbox": grpc.unary_unary_rpc_method_handler(
                 creates.create,
                 request_deserializer=sandbox_service_pb2.CreateSandboxRequest.FromString,
@@ -110,11 +115,15 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
     )
     creates.proxy = sandboxes
     commands = AgentProxy(agents, telemetry, _EXEC, _FILES)
-    server.grpc_server.add_generic_rpc_handlers((commands, sandboxes))
+    proxies: list[ServiceProxy] = [commands, sandboxes]
+    trajectories = connect_service(settings.trajectories_address, tls) if settings.trajectories_address else None
+    if trajectories is not None:
+        proxies.append(PrincipalProxy(trajectories, signer, telemetry, _TRAJECTORIES, _GROUPS))
+    server.grpc_server.add_generic_rpc_handlers(tuple(proxies))
 
     def end_streams() -> None:
-        commands.end_streams()
-        sandboxes.end_streams()
+        for proxy in proxies:
+            proxy.end_streams()
 
     key_service_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(keys), server.grpc_server)
     tenant_service_pb2_grpc.add_TenantServiceServicer_to_server(TenantServicer(tenants), server.grpc_server)
@@ -142,5 +151,7 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
         await audit.close()
         await agents.close()
         await scheduler.close()
+        if trajectories is not None:
+            await trajectories.close()
         await images.close()
         await store.close()

@@ -197,38 +197,36 @@ class AgentProxy(ServiceProxy):
                 self._telemetry.record_agent_span(value, span)
 
 
-class SchedulerProxy(ServiceProxy):
-    """SandboxService, passed to the scheduler with the caller's principal; `overrides` replace some methods."""
+class PrincipalProxy(ServiceProxy):
+    """Services behind the gateway that accept its word on who calls; `overrides` replace some methods."""
 
     def __init__(
         self,
         channel: grpc.aio.Channel,
         signer: Signer,
         telemetry: Telemetry | None,
-        service: ServiceDescriptor,
-        overrides: Mapping[str, Handler],
+        *services: ServiceDescriptor,
+        overrides: Mapping[str, Handler] | None = None,
     ) -> None:
         self._channel = channel
         self._signer = signer
         self._telemetry = telemetry
-        super().__init__(service)
-        self._handlers.update(overrides)
+        super().__init__(*services)
+        self._handlers.update(overrides or {})
 
     def handler(self, path: str, method: MethodDescriptor) -> Handler:
         """See ServiceProxy."""
+        if method.client_streaming:
+            return grpc.stream_unary_rpc_method_handler(self._stream_unary(path))
         if method.server_streaming:
-            stream: Any = self._channel.unary_stream(path)
-
-            async def serve_stream(request: bytes, context: Context) -> AsyncIterator[bytes]:
-                call = stream(request, metadata=self.metadata(), timeout=context.time_remaining())
-                with self._ending(call, context):
-                    async for reply in call:
-                        yield reply
-
-            return grpc.unary_stream_rpc_method_handler(serve_stream)
-        send: Any = self._channel.unary_unary(path)
+            return grpc.unary_stream_rpc_method_handler(self._unary_stream(path))
         first = method.input_type.fields_by_number.get(1)
-        about_one = first is not None and first.name == "sandbox_id"
+        return grpc.unary_unary_rpc_method_handler(
+            self._unary_unary(path, about_one=first is not None and first.name == "sandbox_id")
+        )
+
+    def _unary_unary(self, path: str, *, about_one: bool) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        send: Any = self._channel.unary_unary(path)
 
         async def serve(request: bytes, context: Context) -> bytes:
             if about_one:
@@ -238,7 +236,31 @@ class SchedulerProxy(ServiceProxy):
             reply: bytes = await send(request, metadata=self.metadata(), timeout=context.time_remaining())
             return reply
 
-        return grpc.unary_unary_rpc_method_handler(serve)
+        return serve
+
+    def _unary_stream(self, path: str) -> Callable[[bytes, Context], AsyncIterator[bytes]]:
+        open_stream: Any = self._channel.unary_stream(path)
+
+        async def serve(request: bytes, context: Context) -> AsyncIterator[bytes]:
+            call = open_stream(request, metadata=self.metadata(), timeout=context.time_remaining())
+            with self._ending(call, context):
+                async for reply in call:
+                    yield reply
+
+        return serve
+
+    def _stream_unary(self, path: str) -> Callable[[AsyncIterator[bytes], Context], Awaitable[bytes]]:
+        open_stream: Any = self._channel.stream_unary(path)
+
+        async def serve(requests: AsyncIterator[bytes], context: Context) -> bytes:
+            call = open_stream(requests, metadata=self.metadata(), timeout=context.time_remaining())
+            try:
+                reply: bytes = await call
+                return reply
+            finally:
+                call.cancel()
+
+        return serve
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The caller's signed principal, its request id, and the trace."""

@@ -14,6 +14,8 @@ SCOPES: Final = (
     "sandboxes:write",
     "exec",
     "files",
+    "trajectories:read",
+    "trajectories:write",
     "usage",
     "keys",
     "tenants",
@@ -22,21 +24,38 @@ SCOPES: Final = (
     "debug",
 )
 ROLES: Final[Mapping[str, frozenset[str]]] = {
-    "user": frozenset({"sandboxes:read", "sandboxes:write", "exec", "files", "usage"}),
+    "user": frozenset(
+        {"sandboxes:read", "sandboxes:write", "exec", "files", "trajectories:read", "trajectories:write", "usage"}
+    ),
     ADMIN: frozenset(SCOPES),
 }
 
 ANY_KEY: Final = ""
 _SANDBOXES: Final = "/orchard.sandbox.v1.SandboxService/"
+_TRAJECTORIES: Final = "/orchard.trajectory.v1.TrajectoryService/"
+_GROUPS: Final = "/orchard.trajectory.v1.GroupService/"
+_TRAJECTORY_READS: Final = (
+    "GetTrajectory",
+    "ReadSteps",
+    "ListTrajectories",
+    "ExportTrajectories",
+    "ListAnnotations",
+    "GetStats",
+    "GetBlob",
+)
 _OF_METHODS: Final[Mapping[str, str]] = {
     _SANDBOXES + "GetSandbox": "sandboxes:read",
     _SANDBOXES + "ListSandboxes": "sandboxes:read",
     _SANDBOXES + "WaitSandbox": "sandboxes:read",
+    **{_TRAJECTORIES + name: "trajectories:read" for name in _TRAJECTORY_READS},
+    **{_GROUPS + name: "trajectories:read" for name in ("GetGroup", "ListGroups")},
 }
 _OF_SERVICES: Final[Mapping[str, str]] = {
     _SANDBOXES: "sandboxes:write",
     "/orchard.exec.v1.ExecService/": "exec",
     "/orchard.exec.v1.FileService/": "files",
+    _TRAJECTORIES: "trajectories:write",
+    _GROUPS: "trajectories:write",
     "/orchard.admin.v1.UsageService/": "usage",
     "/orchard.admin.v1.KeyService/": "keys",
     "/orchard.admin.v1.TenantService/": "tenants",

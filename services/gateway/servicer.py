@@ -27,7 +27,7 @@ from services.common.validation import Fields, seconds_of
 from services.common.versions import MINIMUM_AGENT
 from services.gateway.couriers import SecretCourier
 from services.gateway.keys import Keys
-from services.gateway.proxy import SchedulerProxy
+from services.gateway.proxy import PrincipalProxy
 from services.gateway.scheduler_client import SchedulerClient
 from services.gateway.scopes import ADMIN, SCOPES, check_tenant, granted
 from services.gateway.store import ApiKey, GatewayStore, UsageSum, utc_now
@@ -43,7 +43,7 @@ class CreateServicer:
     def __init__(self, scheduler: SchedulerClient, courier: SecretCourier) -> None:
         self._scheduler = scheduler
         self._courier = courier
-        self.proxy: SchedulerProxy | None = None
+        self.proxy: PrincipalProxy | None = None
 
     async def create(
         self, request: sandbox_service_pb2.CreateSandboxRequest, context: Any

@@ -16,6 +16,10 @@ class GatewaySettings(AgentCallerSettings, DatabaseSettings):
     signing_key_file: Path = Field(description="PEM file with the Ed25519 key that signs tokens.")
     scheduler_address: str = Field(description="gRPC address of the scheduler.")
     watcher_address: str = Field(description="gRPC address of the watcher.")
+    trajectories_address: str = Field(
+        default="",
+        description="gRPC address of the trajectory service. Empty: there is none, its calls are UNIMPLEMENTED.",
+    )
     node_address: str = Field(default="", description="gRPC address of the node daemon, where images are imported.")
     runtime: Literal["process", "docker", "kubernetes"] = "process"
     key_refresh_seconds: float = Field(

@@ -26,7 +26,7 @@ up: setup ## Run the whole platform in the foreground until Ctrl-C
 	@$(BIN)/orchard up
 
 .PHONY: test
-test: lint unit integration e2e ## Lint, types, unit, integration and end-to-end tests
+test: lint unit integration cluster e2e ## Lint, types, unit, integration, cluster and end-to-end tests
 
 .PHONY: lint
 lint: setup ## Style, types, import rules, protos
@@ -44,8 +44,13 @@ unit: setup ## Fast tests without I/O
 	$(PYTEST) tests/unit
 
 .PHONY: integration
-integration: setup ## One service against real PostgreSQL, Valkey, gRPC and processes
+integration: setup payload ## One service against real PostgreSQL, Valkey, gRPC and processes
 	$(PYTEST) tests/integration
+
+.PHONY: cluster
+cluster: setup payload ## Against a real Kubernetes, built once in 16 minutes (tests/cluster/README.md)
+	@tests/cluster/testbed/build >/dev/null
+	$(PYTEST) tests/cluster
 
 .PHONY: e2e
 e2e: setup ## The client against the whole platform, kills included (3 each)
@@ -58,6 +63,10 @@ chaos: setup ## Kill loops at full length: make chaos SEED=7
 .PHONY: bench
 bench: setup ## Measure: make bench ONLY=exec,lifecycle SIZE=full; writes build/bench.json
 	$(BIN)/python -m tests.bench --size $(SIZE) --only $(ONLY)
+
+.PHONY: payload
+payload: setup ## Build what Pods run the agent from: build/payload/ARCH and its archive (make payload ARCH=aarch64)
+	@$(BIN)/python scripts/build-payload $(if $(ARCH),--arch $(ARCH))
 
 .PHONY: format
 format: setup ## Format the code

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from orchard.sandbox.v1 import lease_service_pb2_grpc, sandbox_service_pb2_grpc
 
@@ -18,14 +20,62 @@ from services.common.tokens import INTERNAL_AUDIENCE, Verifier, parse_public_key
 from services.common.watch_cache import WatchCache
 from services.scheduler import reconcile, servicer_specs
 from services.scheduler.dispatch import Dispatcher
+from services.scheduler.injection import Delivery, injection_of
 from services.scheduler.process import NodeRuntime
 from services.scheduler.reconcile import Reconciler
-from services.scheduler.service import Scheduler
+from services.scheduler.service import Runtime, Scheduler
 from services.scheduler.servicer import LeaseServicer, SandboxServicer
+from services.scheduler.servicer_pods import pod_terms_of
+from services.scheduler.servicer_specs import Defaults
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.store import LeaseStore
 
 SERVICE_NAMES = ("orchard.sandbox.v1.SandboxService", "orchard.sandbox.v1.LeaseService")
+
+
+class _Runtime(NamedTuple):
+    """A runtime, and what goes with it."""
+
+    runtime: Runtime
+    close: Callable[[], Awaitable[None]]
+    prepare: Callable[[], Awaitable[None]]
+    """Awaited before anything is created."""
+    defaults: Defaults
+    maximum_lifetime_ms: int
+    stuck_seconds: float
+
+
+async def _runtime(settings: SchedulerSettings) -> _Runtime:
+    if settings.runtime == "process":
+        node = NodeRuntime(settings.node_address)
+
+        async def ready() -> None:
+            """Nothing to prepare."""
+
+        return _Runtime(node, node.close, ready, Defaults(), 0, math.inf)
+    # Imported here: it takes a second and 60 MB, which one machine need not pay for.
+    from services.common.kubernetes import KubernetesClient
+    from services.scheduler.kubernetes import KubernetesRuntime
+    from services.scheduler.payload_probe import find_delivery
+    from services.scheduler.pod_api import PodApi
+    from services.scheduler.throttle import Throttle
+
+    client = await KubernetesClient.connect(settings.kubeconfig)
+    api = PodApi(client, settings.namespace, Throttle(settings.api_requests_per_second, settings.api_burst))
+    profile = settings.pod_profile(settings.public_keys_file.read_text(encoding="ascii"))
+    pods = KubernetesRuntime(api, profile, terms_of=pod_terms_of)
+
+    async def inject() -> None:
+        image, policy = settings.payload_image, settings.payload_pull_policy
+        if settings.payload_delivery == "auto":
+            delivery = await find_delivery(api, image, policy, settings.probe_placement())
+        else:
+            delivery = Delivery(settings.payload_delivery)
+        pods.inject(injection_of(delivery, image, policy))
+
+    defaults = Defaults(settings.default_cpu, settings.default_memory_bytes, settings.default_disk_bytes)
+    lifetime_ms = settings.maximum_lifetime_seconds * 1000
+    return _Runtime(pods, api.close, inject, defaults, lifetime_ms, settings.stuck_delete_seconds)
 
 
 @asynccontextmanager
@@ -33,11 +83,13 @@ async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetr
     """Run the scheduler while the context is open."""
     health = Health([watch_cache.DEPENDENCY, reconcile.STORE_DEPENDENCY])
     store = LeaseStore(settings.redis_url.get_secret_value(), settings.redis_tls())
-    runtime = NodeRuntime(settings.node_address)
+    runtime, close_runtime, prepare, defaults, maximum_lifetime_ms, stuck_seconds = await _runtime(settings)
     dispatcher = Dispatcher(
         store, runtime, claim_seconds=settings.claim_seconds, starts_in_flight=settings.starts_in_flight
     )
-    reconciler = Reconciler(store, runtime, dispatcher, health, grace_seconds=settings.grace_seconds)
+    reconciler = Reconciler(
+        store, runtime, dispatcher, health, grace_seconds=settings.grace_seconds, stuck_seconds=stuck_seconds
+    )
     cache = WatchCache(
         settings.watcher_address, health, include_spec=True, tls=settings.client_tls(), on_change=reconciler.saw
     )
@@ -47,6 +99,7 @@ async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetr
         cache,
         terms_of=servicer_specs.terms_of,
         queue_limit=settings.queue_limit_per_tenant,
+        maximum_lifetime_ms=maximum_lifetime_ms,
         wake_dispatcher=dispatcher.wake,
         delete_soon=dispatcher.delete_soon,
         is_starting=dispatcher.is_starting,
@@ -60,7 +113,7 @@ async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetr
         service_names=SERVICE_NAMES,
     )
     sandbox_service_pb2_grpc.add_SandboxServiceServicer_to_server(
-        SandboxServicer(scheduler, servicer_specs.Defaults(), server.stopping), server.grpc_server
+        SandboxServicer(scheduler, defaults, server.stopping), server.grpc_server
     )
     lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseServicer(scheduler), server.grpc_server)
     if telemetry is not None:
@@ -71,7 +124,7 @@ async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetr
     tasks.start("wake waiters", reconciler.run_changes())
     tasks.start("end leases", reconciler.run_reaper())
     tasks.start("reconcile", reconciler.run_rounds())
-    tasks.start("start sandboxes", dispatcher.run_starts())
+    tasks.start("start sandboxes", _start_sandboxes(prepare, dispatcher))
     for number in range(settings.starts_in_flight):
         tasks.start(f"delete sandboxes {number}", dispatcher.run_deletes())
     await server.start(settings.listen, tls=settings.server_tls(), health_address=settings.health_listen)
@@ -80,5 +133,10 @@ async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetr
     finally:
         await server.stop(notice_seconds=settings.stop_notice_seconds, wake=scheduler.notify_all)
         await tasks.close()
-        await runtime.close()
+        await close_runtime()
         await store.close()
+
+
+async def _start_sandboxes(prepare: Callable[[], Awaitable[None]], dispatcher: Dispatcher) -> None:
+    await prepare()
+    await dispatcher.run_starts()

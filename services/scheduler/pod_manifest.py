@@ -89,6 +89,39 @@ class PodProfile:
     offered_allow_lists: frozenset[str] = frozenset()
 
 
+def check(profile: PodProfile, spec: bytes, terms: PodTerms) -> None:
+    """Find what no Pod can be made of.
+
+    Raises:
+        InvalidArgumentError: with each field and what to do.
+    """
+    fields = Fields()
+    fields.check(bool(terms.image), "spec.image", "is required on a cluster: name an image of a registry")
+    fields.check(
+        not terms.image or _IMAGE.match(terms.image) is not None,
+        "spec.image",
+        "must be an image's name like python:3.12 or registry.example/team/image@sha256:...",
+    )
+    fields.check(
+        terms.pids == DEFAULT_PIDS,
+        "spec.resources.pids",
+        f"cannot be chosen on a cluster: the podPidsLimit of its nodes holds for each Pod; "
+        f"leave it out or give {DEFAULT_PIDS:,}",
+    )
+    _check_network(terms, profile, fields)
+    _check_choices(terms, profile, fields)
+    if len(spec) > _SMALL_SPEC_BYTES:
+        # What else there is beside the spec is bounded, and small.
+        packed, room = len(pods.encode_spec(spec)), pods.ANNOTATIONS_BYTES - (16 << 10)
+        fields.check(
+            packed <= room,
+            "spec",
+            f"must be at most {room:,} bytes, compressed and in base64, on a cluster: it has {packed:,}; "
+            "put large env or start_argv into a file of the sandbox",
+        )
+    fields.done()
+
+
 class PodBuilder:
     """Makes Pods by a profile."""
 
@@ -96,40 +129,8 @@ class PodBuilder:
         self._profile = profile
         self._injection = injection
 
-    def check(self, spec: bytes, terms: PodTerms) -> None:
-        """Find what no Pod can be made of.
-
-        Raises:
-            InvalidArgumentError: with each field and what to do.
-        """
-        profile, fields = self._profile, Fields()
-        fields.check(bool(terms.image), "spec.image", "is required on a cluster: name an image of a registry")
-        fields.check(
-            not terms.image or _IMAGE.match(terms.image) is not None,
-            "spec.image",
-            "must be an image's name like python:3.12 or registry.example/team/image@sha256:...",
-        )
-        fields.check(
-            terms.pids == DEFAULT_PIDS,
-            "spec.resources.pids",
-            f"cannot be chosen on a cluster: the podPidsLimit of its nodes holds for each Pod; "
-            f"leave it out or give {DEFAULT_PIDS:,}",
-        )
-        _check_network(terms, profile, fields)
-        _check_choices(terms, profile, fields)
-        if len(spec) > _SMALL_SPEC_BYTES:
-            # What else there is beside the spec is bounded, and small.
-            packed, room = len(pods.encode_spec(spec)), pods.ANNOTATIONS_BYTES - (16 << 10)
-            fields.check(
-                packed <= room,
-                "spec",
-                f"must be at most {room:,} bytes, compressed and in base64, on a cluster: it has {packed:,}; "
-                "put large env or start_argv into a file of the sandbox",
-            )
-        fields.done()
-
     def pod(self, record: Record, terms: PodTerms) -> dict[str, Any]:
-        """The Pod of a record that passed `check`."""
+        """The Pod of a record whose spec passed `check`."""
         return {
             "apiVersion": "v1",
             "kind": "Pod",

@@ -6,6 +6,7 @@ Writes what the watcher sees, ends leases, rebuilds what Redis lost, finishes wh
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from typing import Final
 
@@ -41,6 +42,7 @@ class Reconciler:
         health: Health,
         *,
         grace_seconds: float,
+        stuck_seconds: float = math.inf,
     ) -> None:
         self._store = store
         self._runtime = runtime
@@ -48,7 +50,9 @@ class Reconciler:
         self._health = health
         self._grace_ms = int(grace_seconds * 1000)
         self._me = secrets.token_hex(8)
+        self._stuck_ms = stuck_seconds * 1000
         self._absent_since: dict[str, int] = {}
+        self._going_since: dict[str, int] = {}
         self._seen: Hub[str, Observed] = Hub()
         self._backlog = self._seen.subscribe()
         self.queue_lengths: dict[str, int] = {}
@@ -125,6 +129,7 @@ class Reconciler:
                 else:
                     # What was missing may only not have been told, or have come back unnoticed: it is missed anew.
                     self._absent_since = {}
+                    self._going_since = {}
                 self.queue_lengths = await self._store.queue_lengths()
             except UnavailableError as error:
                 _log.warning("a round of reconciling was skipped", why=error.message)
@@ -143,6 +148,7 @@ class Reconciler:
         for seen in cache.living():
             if seen.state is State.FAILED or (seen.tenant, seen.sandbox_id) not in recorded:
                 await self._write(seen)
+        self._push_stuck(cache)
         missing = [name for name in names if not _present(cache.get(*name))]
         absent: dict[str, int] = {}
         for start in range(0, len(missing), _AT_ONCE):
@@ -152,6 +158,23 @@ class Reconciler:
         self._absent_since = absent
         while await self._store.sweep(_AT_ONCE) == _AT_ONCE:
             pass
+
+    def _push_stuck(self, cache: WatchCache) -> None:
+        """Have the runtime forget what has been going for too long, as where its node is lost."""
+        now, going = clock_ms(), {}
+        for seen in cache.living():
+            if seen.state is State.DELETING:
+                since = going[seen.uid] = self._going_since.get(seen.uid, now)
+                if now - since >= self._stuck_ms:
+                    _log.warning(
+                        "a delete is stuck and is forced; its node may still run it",
+                        tenant=seen.tenant,
+                        sandbox_id=seen.sandbox_id,
+                        uid=seen.uid,
+                        seconds=(now - since) // 1000,
+                    )
+                    self._dispatcher.delete_soon(Incarnation(seen.tenant, seen.sandbox_id, seen.uid), force=True)
+        self._going_since = going
 
     async def _mend(self, record: Record, heard_ms: int, absent: dict[str, int]) -> None:
         """End a record whose sandbox is gone.

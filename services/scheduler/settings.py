@@ -9,9 +9,10 @@ from pydantic import Field, SecretStr, model_validator
 
 from services.common.settings import InternalServiceSettings
 from services.common.tls import TlsFiles
+from services.scheduler.kubernetes_settings import KubernetesSettings
 
 
-class SchedulerSettings(InternalServiceSettings):
+class SchedulerSettings(KubernetesSettings, InternalServiceSettings):
     """Read from ORCHARD_* environment variables."""
 
     redis_url: SecretStr = Field(description="redis://host:port/db, rediss://..., or unix:///path.")
@@ -21,8 +22,9 @@ class SchedulerSettings(InternalServiceSettings):
     redis_cert_file: Path | None = Field(default=None, description="Certificate to show to it.")
     redis_key_file: Path | None = Field(default=None, description="Its private key.")
     watcher_address: str = Field(description="gRPC address of the watcher.")
-    node_address: str = Field(description="gRPC address of the node daemon.")
-    starts_in_flight: int = Field(default=16, ge=1, le=1000, description="Creates sent to the runtime at once.")
+    starts_in_flight: int = Field(
+        default=16, ge=1, le=1000, description="Creates, and also deletes, sent to the runtime at once."
+    )
     queue_limit_per_tenant: int = Field(default=10_000, ge=1, description="Queued creates a tenant may have.")
     claim_seconds: float = Field(
         default=30.0, gt=0, description="After this, a create that a scheduler took and did not finish is taken again."

@@ -1,6 +1,7 @@
 """The scheduler's parts around a real store, with a runtime and a watcher that do as they are told."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -89,11 +90,11 @@ class Pieces:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def assemble(store: LeaseStore, terms: Terms = DAY) -> Pieces:
+def assemble(store: LeaseStore, terms: Terms = DAY, *, stuck_seconds: float = math.inf) -> Pieces:
     """As the composition root does."""
     runtime = ScriptedRuntime()
     dispatcher = Dispatcher(store, runtime, claim_seconds=30, starts_in_flight=4)
-    reconciler = Reconciler(store, runtime, dispatcher, Health(), grace_seconds=20)
+    reconciler = Reconciler(store, runtime, dispatcher, Health(), grace_seconds=20, stuck_seconds=stuck_seconds)
     cache = ScriptedCache(reconciler.saw)
     scheduler = Scheduler(
         store,

@@ -186,6 +186,29 @@ class TestRounds:
         await pieces.reconciler._round(pieces.cache)
         assert (await state_of(pieces.store, wanted("a")))[0].terminal
 
+    async def test_what_has_been_going_for_too_long_is_forced(
+        self, store: LeaseStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now = [clock_ms()]
+        monkeypatch.setattr("services.scheduler.reconcile.clock_ms", lambda: now[0])
+        pieces = assemble(store, stuck_seconds=60)
+        for name in ("a", "b"):
+            await started(pieces.store, wanted(name))
+        pieces.cache.tell(seen(wanted("a"), State.DELETING, 5))
+        async with pieces.dispatching():
+            await pieces.reconciler._round(pieces.cache)
+            now[0] += 59_000
+            pieces.cache.tell(seen(wanted("b"), State.DELETING, 6, uid="u-b"))
+            await pieces.reconciler._round(pieces.cache)
+            now[0] += 1_000
+            await pieces.reconciler._round(pieces.cache)
+            assert await asyncio.wait_for(pieces.runtime.forced.get(), 10) == "u1"
+            pieces.cache.tell(seen(wanted("a"), State.DELETED, 7))
+            now[0] += 59_000
+            await pieces.reconciler._round(pieces.cache)
+            assert await asyncio.wait_for(pieces.runtime.forced.get(), 10) == "u-b"
+        assert pieces.runtime.forced.empty()
+
     @pytest.mark.parametrize("state", [State.STARTING, State.READY, State.FAILED])
     async def test_a_sandbox_whose_record_has_ended_is_removed(self, pieces: Pieces, state: State) -> None:
         await started(pieces.store, wanted("a"))

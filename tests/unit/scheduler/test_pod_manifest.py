@@ -11,7 +11,7 @@ from services.common import pods
 from services.common.errors import InvalidArgumentError
 from services.common.states import State
 from services.scheduler.injection import Injection
-from services.scheduler.pod_manifest import PodBuilder, PodProfile, PodTerms
+from services.scheduler.pod_manifest import PodBuilder, PodProfile, PodTerms, check
 from services.scheduler.records import Record
 
 HOUR_MS = 3_600_000
@@ -208,7 +208,7 @@ OFFERS = replace(
 )
 def test_what_no_cluster_can_do_is_named(change: dict[str, Any], field: str, says: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
-        PodBuilder(OFFERS, INJECTION).check(b"", replace(TERMS, **change))
+        check(OFFERS, b"", replace(TERMS, **change))
     assert [violation.field for violation in caught.value.violations] == [field]
     assert says in caught.value.violations[0].description
 
@@ -225,12 +225,12 @@ def test_what_no_cluster_can_do_is_named(change: dict[str, Any], field: str, say
     ],
 )
 def test_images(image: str) -> None:
-    PodBuilder(PROFILE, INJECTION).check(b"", replace(TERMS, image=image))
+    check(PROFILE, b"", replace(TERMS, image=image))
 
 
 def test_a_hostile_image_is_refused_at_once() -> None:
     with pytest.raises(InvalidArgumentError):
-        PodBuilder(PROFILE, INJECTION).check(b"", replace(TERMS, image="a-" * 255 + "!"))
+        check(PROFILE, b"", replace(TERMS, image="a-" * 255 + "!"))
 
 
 @pytest.mark.parametrize(
@@ -244,13 +244,14 @@ def test_a_hostile_image_is_refused_at_once() -> None:
 )
 def test_a_spec_must_fit_into_annotations(make: Callable[[], bytes], fits: bool) -> None:
     spec = make()
-    builder = PodBuilder(replace(PROFILE, public_keys_pem="P" * 400), INJECTION)
+    profile = replace(PROFILE, public_keys_pem="P" * 400)
     if not fits:
         with pytest.raises(InvalidArgumentError) as caught:
-            builder.check(spec, TERMS)
+            check(profile, spec, TERMS)
         assert caught.value.violations[0].field == "spec"
         return
-    builder.check(spec, TERMS)
-    pod = builder.pod(replace(RECORD, tenant="t" * 63, sandbox_id="s" * 63, request_id="r" * 64, spec=spec), TERMS)
+    check(profile, spec, TERMS)
+    record = replace(RECORD, tenant="t" * 63, sandbox_id="s" * 63, request_id="r" * 64, spec=spec)
+    pod = made(profile=profile, record=record)
     notes = pod["metadata"]["annotations"]
     assert sum(len(key) + len(value) for key, value in notes.items()) <= pods.ANNOTATIONS_BYTES

@@ -113,7 +113,8 @@ class AgentConfig:
         state: Path = Path(pods.STATE_FOLDER),
         environ: Mapping[str, str] = os.environ,
     ) -> AgentConfig:
-        """Read what a Pod shows to its agent (common.pods); opens the launcher and the state directory.
+        """Read what a Pod shows to its agent (common.pods); opens the launcher and the state directory. Where the folder
+        has tls/tls.crt and tls/tls.key, the agent serves TLS.
 
         `environ` is what `init` (launcher/pod.c) gave the agent; the image's own environment is in a file beside it.
 
@@ -148,7 +149,14 @@ class AgentConfig:
             user_gap="" if can_switch_user else pod.USER_GAP,
             oom_counter_fd=pod.open_oom_counter(Path("/sys/fs/cgroup")),
             restarts=read.number("RESTARTS", 0),
+            tls=_pair_in(folder / "tls"),
         )
+
+
+def _pair_in(folder: Path) -> TlsFiles | None:
+    """Certificate and key as a mounted Kubernetes secret has them, where there are any."""
+    cert, key = folder / "tls.crt", folder / "tls.key"
+    return TlsFiles(cert, key) if cert.exists() or key.exists() else None
 
 
 @dataclass(frozen=True, slots=True)

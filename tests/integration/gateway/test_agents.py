@@ -60,7 +60,10 @@ class World(
             if self.sandboxes:
                 for one in await changes.next(BACKSTOP):
                     yield watch_service_pb2.WatchSandboxesResponse(sandbox=to_proto(one, include_spec=False))
-            yield watch_service_pb2.WatchSandboxesResponse(synced=watch_service_pb2.Synced())
+            complete = max((one.revision for one in self.sandboxes.values()), default=0)
+            yield watch_service_pb2.WatchSandboxesResponse(
+                synced=watch_service_pb2.Synced(), complete_revision=complete
+            )
             while True:
                 for one in await changes.next(BACKSTOP):
                     yield watch_service_pb2.WatchSandboxesResponse(sandbox=to_proto(one, include_spec=False))
@@ -78,9 +81,19 @@ class World(
         self.reports.put_nowait([one.uid for one in request.activities])
         return lease_service_pb2.ReportActivityResponse()
 
-    def tell(self, sandbox_id: str, uid: str, state: State, request_id: str = "r", version: str = "0.1.0") -> None:
+    def tell(
+        self,
+        sandbox_id: str,
+        uid: str,
+        state: State,
+        request_id: str = "r",
+        *,
+        version: str = "0.1.0",
+        endpoint: str = "",
+    ) -> None:
         self.revision += 1
-        more = {"endpoint": f"unix:{self.folder}/{uid}", "request_id": request_id, "agent_version": version}
+        endpoint = endpoint or f"unix:{self.folder}/{uid}"
+        more = {"endpoint": endpoint, "request_id": request_id, "agent_version": version}
         seen = Observed("t", sandbox_id, uid, self.revision, state, **more)
         self.sandboxes[uid] = seen
         self.hub.publish(uid, seen)
@@ -233,7 +246,7 @@ async def test_the_secret_of_a_sandbox_that_ended_in_the_queue_is_let_go(tmp_pat
 
 async def test_an_agent_that_is_too_old_is_refused_with_what_to_do(tmp_path: Path) -> None:
     async with world_and_gateway(tmp_path) as (world, gateway, _server):
-        for version in ("0.0.9", "0.1", "newest", "0.1.0x1"):
+        for version in ("0.0.9", "0.1", "newest", "0,1,0"):
             world.tell("x", f"u-{version}", State.READY, version=version)
             await gateway.until_seen("x", f"u-{version}")
             with pytest.raises(FailedPreconditionError, match=f"{version}.*0.1.0 and newer: delete") as caught:
@@ -251,7 +264,7 @@ async def test_an_agent_that_tells_the_watcher_no_version_is_asked_once(tmp_path
         world.tell("x", "u1", State.READY, version="")
         agent.version = "0.0.1"
         for _ in range(2):
-            with pytest.raises(FailedPreconditionError, match="0.0.1"):
+            with pytest.raises(FailedPreconditionError, match=r"0\.0\.1"):
                 await gateway.agents.find("t", "x")
         agent.version = "0.1.0"
         for _ in range(3):

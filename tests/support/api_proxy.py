@@ -118,7 +118,7 @@ class ApiProxy:
         self._harms.append(harm)
 
     def repeat(self, choose: Callable[[list[bytes]], list[bytes]]) -> None:
-        """Begin the next watch with lines chosen from those sent so far."""
+        """Begin the next watch that is taken up again with lines chosen from those sent so far."""
         self._repeat = choose
 
     def cut(self) -> None:
@@ -139,9 +139,10 @@ class ApiProxy:
     async def inject(self, line: bytes, *, end: bool = False) -> None:
         """Send something of our own on every open watch."""
         for connection in list(self._open.values()):
-            await connection.send(line)
-            if end:
-                connection.end()
+            with contextlib.suppress(OSError):  # it broke before
+                await connection.send(line)
+                if end:
+                    connection.end()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -195,7 +196,11 @@ class ApiProxy:
             body = _body(far_reader, headers)
             if kind == "watch" and status == 200:
                 writer.write(_head(200, {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}))
-                await self._pass_lines(body, writer)
+                connection = self._open[writer] = Connection(writer)
+                if self._repeat is not None and "sendInitialEvents" not in head:
+                    choose, self._repeat = self._repeat, None
+                    await connection.send(b"".join(choose(self._sent)) or b"\n")
+                await self._pass_lines(body, connection)
             else:
                 whole = b"".join([part async for part in body])
                 await self._flowing.wait()
@@ -203,12 +208,7 @@ class ApiProxy:
         finally:
             far_writer.transport.abort()
 
-    async def _pass_lines(self, body: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
-        connection = self._open[writer] = Connection(writer)
-        if self._repeat is not None:
-            choose, self._repeat = self._repeat, None
-            for line in choose(self._sent):
-                await connection.send(line)
+    async def _pass_lines(self, body: AsyncIterator[bytes], connection: Connection) -> None:
         rest = b""
         async for part in body:
             *lines, rest = (rest + part).split(b"\n")

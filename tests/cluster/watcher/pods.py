@@ -189,9 +189,14 @@ class Watched:
                 while not self.watcher.synced or self.cached() != expected or self.consumed() != expected:
                     await asyncio.sleep(0.005)
         except TimeoutError:
-            assert self.cached() == expected
-            assert self.consumed() == expected
-            raise
+            sides = {"cache": self.cached(), "consumer": self.consumed()}
+            wrong = [
+                f"{side}: {have.get(uid)} in place of {expected.get(uid)}"
+                for side, have in sides.items()
+                for uid in have.keys() | expected.keys()
+                if have.get(uid) != expected.get(uid)
+            ]
+            raise AssertionError("\n".join(wrong) or "it is not synced") from None
 
     def cached(self) -> Mapping[str, tuple[Any, ...]]:
         return {uid: _row(one, 4) for uid, one in self.watcher._sandboxes.items()}

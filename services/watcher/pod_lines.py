@@ -7,6 +7,8 @@ from typing import Any, Final
 import orjson
 
 _LINE_BYTES: Final = 16 << 20  # objects of an API server have at most a few MiB
+_MANAGED_FIELDS: Final = b',"managedFields":[{"'
+_STATUS: Final = b',"status":{"'
 
 
 class BrokenBodyError(Exception):
@@ -51,16 +53,27 @@ class Lines:
 
 
 def decode(line: bytes) -> tuple[str, dict[str, Any]]:
-    """The type of a watch event and its object.
+    """The type of a watch event and its object; of a Pod without managedFields and spec, which nobody here reads.
 
     Raises:
         BrokenBodyError: the line is none.
     """
-    event = parse(line)
+    event = parse(_trimmed(line))
     kind, thing = event.get("type"), event.get("object")
     if not isinstance(kind, str) or not isinstance(thing, dict):
         raise BrokenBodyError("a line that is no watch event")
     return kind, thing
+
+
+def _trimmed(line: bytes) -> bytes:
+    """Without the stretch from managedFields, the last of the metadata, to the status, which comes after the spec.
+
+    Two thirds of a Pod, four fifths of the time to parse it. Neither mark can be within a string, where a quote is
+    escaped, and neither is the name of anything in between (tests/unit/watcher/test_pod_lines.py).
+    """
+    start = line.find(_MANAGED_FIELDS)
+    end = line.find(_STATUS, start) if start > 0 else -1
+    return b"%b}%b" % (line[:start], line[end:]) if end > 0 else line
 
 
 def parse(text: bytes) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def standing_of(pod: Json, made_ms: int, patience: pods.Patience, *, removed: bo
         return Standing(State.DELETED if removed else State.DELETING)
     if phase in ("Failed", "Succeeded") or _ended(status):
         return Standing(State.FAILED, *_end(status))
-    if not (pod.get("spec") or {}).get("nodeName"):
+    if not _scheduled(status):
         return _unscheduled(status, made_ms, patience)
     return _starting(status, made_ms, patience)
 
@@ -179,6 +179,11 @@ def _ended(status: Json) -> bool:
         container.get("name") == pods.CONTAINER and (container.get("state") or {}).get("terminated")
         for container in status.get("containerStatuses") or ()
     )
+
+
+def _scheduled(status: Json) -> bool:
+    """Whether it has a node: said by whoever gave it one, or by that node itself."""
+    return _condition(status, "PodScheduled").get("status") == "True" or "startTime" in status
 
 
 def _unscheduled(status: Json, made_ms: int, patience: pods.Patience) -> Standing:

@@ -70,6 +70,28 @@ def test_what_is_no_event_is_an_error(line: bytes) -> None:
         decode(line)
 
 
+TEXTS = st.text(max_size=30) | st.sampled_from([',"status":{"', ',"managedFields":[{"', '"}},{', "\\", '\\"', "é"])
+MAPS = st.dictionaries(TEXTS, TEXTS, max_size=4)
+
+
+@given(MAPS, MAPS, st.lists(MAPS, max_size=2), TEXTS, st.booleans())
+def test_what_nobody_reads_is_left_out_and_nothing_else(annotations, labels, environment, message, managed) -> None:
+    fields = {"f:metadata": {"f:annotations": {f"f:{key}": {} for key in annotations}}, "f:status": {"f:message": {}}}
+    metadata = {"uid": "u", "labels": labels, "annotations": annotations}
+    entry = {"manager": message, "subresource": "status", "fieldsType": "FieldsV1", "fieldsV1": fields}
+    status = {"phase": "Failed", "message": message}
+    containers = [{"env": [{"name": key, "value": value} for key, value in one.items()]} for one in environment]
+    pod = {
+        "kind": "Pod",
+        "metadata": {**metadata, **({"managedFields": [entry]} if managed else {})},
+        "spec": {"containers": containers, "nodeSelector": labels},
+        "status": status,
+    }
+    kind, thing = decode(orjson.dumps({"type": "ADDED", "object": pod}))
+    assert kind == "ADDED"
+    assert (thing["metadata"], thing["status"]) == (metadata, status)
+
+
 def test_versions_are_numbers() -> None:
     assert version_of({"metadata": {"resourceVersion": "987654321987"}}) == 987654321987
     for thing in ({}, {"metadata": None}, {"metadata": {}}, {"metadata": {"resourceVersion": "abc"}}):

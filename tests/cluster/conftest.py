@@ -1,16 +1,21 @@
 """Real clusters for the tests of this folder: see README.md."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.machine import snapshot
-from tests.support.testbed import Testbed, busybox_root, running_testbed, write_image
+from tests.support.testbed import ROOT, Testbed, busybox_root, running_testbed, write_image
 
+BUILD_SECONDS = 600
 HERE = Path(__file__).parent
 BUSYBOX = "orchard.test/busybox:1"
+AGENT = "orchard.test/agent:1"
+"""The agent's payload; fixture agent_image."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,3 +46,13 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
         yield testbed
     left = {line for line in snapshot() - before if not line.startswith("link") or "orchard" in line}
     assert left == set(), "the node left something on the machine"
+
+
+@pytest.fixture(scope="session")
+def agent_image(node: Testbed, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The name of the payload's image, which the node has."""
+    subprocess.run([sys.executable, ROOT / "scripts/build-payload", "--no-archive"], check=True, timeout=BUILD_SECONDS)
+    archive = tmp_path_factory.mktemp("agent") / "image.tar"
+    node.import_image(write_image(archive, AGENT, ROOT / "build/payload" / os.uname().machine, entrypoint=["/init"]))
+    archive.unlink()
+    return AGENT

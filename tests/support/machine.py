@@ -35,7 +35,8 @@ def snapshot() -> set[str]:
         *(f"rule {line}" for line in output("iptables-save") if RULE.match(line)),
         *(f"rule6 {line}" for line in output("ip6tables-save") if RULE.match(line)),
         *(f"set {line}" for line in output("ipset", "list", "-name")),
-        *(f"cgroup {path}" for path in Path("/sys/fs/cgroup").rglob("*kubepods*")),
+        *(f"cgroup {path}" for path in Path("/sys/fs/cgroup").glob("*/kubepods")),
+        *(f"cgroup {path}" for path in Path("/sys/fs/cgroup").glob("kubepods*")),
         *(f"file {path}" for folder in FOLDERS for path in below(Path(folder))),
     }
 

@@ -66,6 +66,7 @@ static int copy_entry(int from, int to, const char *name, int depth) {
 }
 
 int copy_payload(const char *folder, const char *target) {
+  if (!*folder) folder = "/"; /* the payload's own image */
   int from = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC), to = open(target, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (from < 0 || to < 0) return failed(from < 0 ? folder : target), 1;
   for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)

@@ -157,7 +157,7 @@ static void end_everything(void) {
   }
 }
 
-/* The folder of this program, which is where it was put and not where the image says. */
+/* The folder of this program, without a slash at its end, so empty for the root. */
 static char *own_folder(void) {
   static char path[PATH_MAX];
   ssize_t size = readlink("/proc/self/exe", path, sizeof path - 1);

@@ -1,0 +1,228 @@
+"""The agent in real Pods, brought in both ways, whatever the image is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from orchard.exec.v1 import exec_pb2
+from orchard.sandbox.v1 import sandbox_pb2
+
+from services.common import pods
+from services.common.server import CHANNEL_OPTIONS
+from services.common.states import State
+from services.common.tokens import Signer, generate_key, public_pem
+from services.scheduler.injection import Delivery, injection_of, probe_spec
+from services.scheduler.pod_manifest import PodBuilder, PodProfile, PodTerms
+from services.scheduler.records import Record
+from tests.cluster.conftest import AGENT, BUSYBOX
+from tests.integration.exec_agent.conftest import BACKSTOP, Client, new_id, problem, spec
+from tests.support.testbed import NAMESPACE, Testbed, static_busybox, write_image
+
+SCRATCH = "orchard.test/scratch:1"
+WITH_USER = "orchard.test/with-user:1"
+ENV_WITH_USER = {
+    "PATH": "/opt/bin:/bin",
+    "LD_LIBRARY_PATH": "/opt/lib",
+    "LD_PRELOAD": "/opt/odd.so",
+    "PYTHONPATH": "/opt/modules",
+    "ORCHARD_UID": "the image may use any name",
+}
+TENANT = "team"
+KEY = generate_key()
+PROFILE = PodProfile(public_keys_pem=public_pem(KEY).decode(), lifetime_ms=3_600_000)
+TERMS = PodTerms(image=BUSYBOX, cpu=1.0, memory_bytes=256 << 20, disk_bytes=1 << 30, shm_bytes=64 << 20)
+
+
+@pytest.fixture(scope="module")
+def images(node: Testbed, agent_image: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One with nothing but a static program, one with an environment, a directory and a user of its own."""
+    folder = tmp_path_factory.mktemp("images")
+    tool = folder / "scratch/tool"
+    tool.mkdir(parents=True)
+    (tool / "cat").write_bytes(static_busybox().read_bytes())
+    (tool / "cat").chmod(0o755)
+    node.import_image(write_image(folder / "scratch.tar", SCRATCH, folder / "scratch"))
+    root = folder / "with-user"
+    for name in ("bin", "etc", "srv/app", "home/me"):
+        (root / name).mkdir(parents=True)
+    for name in ("sh", "env", "id", "pwd", "cat"):
+        (root / "bin" / name).write_bytes(static_busybox().read_bytes())
+        (root / "bin" / name).chmod(0o755)
+    (root / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\nme:x:1234:1235::/home/me:/bin/sh\n")
+    archive = folder / "with-user.tar"
+    node.import_image(write_image(archive, WITH_USER, root, env=ENV_WITH_USER, workdir="/srv/app", user="me"))
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """A Pod with its agent."""
+
+    testbed: Testbed
+    name: str
+    uid: str
+    address: str
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[Client]:
+        """Calls to the agent, once it answers as this sandbox."""
+        async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+            request = health_pb2.HealthCheckRequest(service=self.uid)
+            deadline = time.monotonic() + BACKSTOP
+            while True:
+                try:
+                    await health_pb2_grpc.HealthStub(channel).Check(request, wait_for_ready=True, timeout=5)
+                    break
+                except grpc.aio.AioRpcError:
+                    assert time.monotonic() < deadline, self.log()
+            yield Client(channel, Signer(KEY).agent_token(self.uid), self.name)
+
+    def log(self) -> str:
+        return self.testbed.kubectl("-n", NAMESPACE, "logs", self.pod, "-c", pods.CONTAINER, check=False)
+
+    def container(self) -> Mapping[str, Any]:
+        """Status of the sandbox's container."""
+        (found,) = self.testbed.get("-n", NAMESPACE, "pod", self.pod)["status"]["containerStatuses"]
+        status: Mapping[str, Any] = found
+        return status
+
+    @property
+    def pod(self) -> str:
+        return pods.pod_name(TENANT, self.name)
+
+
+@pytest.fixture
+def cluster(node: Testbed, images: None) -> Iterator[Testbed]:
+    yield node
+    node.clear()
+
+
+def start(cluster: Testbed, delivery: Delivery = Delivery.IMAGE_VOLUME, image: str = BUSYBOX, **fields: Any) -> Sandbox:
+    """A sandbox of a spec with these fields, as the scheduler makes it and with the scheduler's rights."""
+    wanted = sandbox_pb2.SandboxSpec(image=image, **fields)
+    name = f"s{new_id()[:8]}"
+    record = Record(TENANT, name, "r", "hash", wanted.SerializeToString(), State.STARTING, create_ms=1, expire_ms=2)
+    builder = PodBuilder(PROFILE, injection_of(delivery, AGENT, "Never"))
+    pod = builder.pod(record, replace(TERMS, image=image, user=wanted.user))
+    as_scheduler(cluster, "create", "--validate=false", "-f", "-", stdin=json.dumps(pod))
+    created = pod["metadata"]["name"]
+    as_scheduler(cluster, "wait", "--for=jsonpath={.status.podIP}", f"pod/{created}", "--timeout=60s")
+    found = cluster.get("-n", NAMESPACE, "pod", created)
+    return Sandbox(cluster, name, found["metadata"]["uid"], f"{found['status']['podIP']}:{pods.AGENT_PORT}")
+
+
+def as_scheduler(cluster: Testbed, *arguments: str, stdin: str = "") -> str:
+    return cluster.kubectl("--kubeconfig", str(cluster.kubeconfig), "-n", NAMESPACE, *arguments, stdin=stdin)
+
+
+@pytest.mark.parametrize("delivery", list(Delivery))
+@pytest.mark.parametrize("image", [BUSYBOX, SCRATCH])
+async def test_an_agent_answers_in_any_image(cluster: Testbed, image: str, delivery: Delivery) -> None:
+    sandbox = start(cluster, delivery, image, env={"PATH": "/bin:/tool"})
+    async with sandbox.client() as client:
+        assert (await client.run(spec("cat", "/proc/self/comm"))).stdout == b"cat\n"
+        if image == SCRATCH:
+            with problem() as found:
+                await client.run(spec(shell="true"))
+            assert found[0].reason == "SHELL_NOT_FOUND"
+            return
+        # Nothing inside can change what the agent is made of.
+        written = await client.run(spec(shell=f"echo >{pods.PAYLOAD_FOLDER}/runtime/app/__main__.py"))
+        assert b"Read-only file system" in written.stderr
+
+
+async def test_environment_directory_and_user_of_the_image_apply(cluster: Testbed) -> None:
+    async with start(cluster, image=WITH_USER).client() as client:
+        env = parsed((await client.run(spec("/bin/env", "-0"))).stdout)
+        assert env == {**ENV_WITH_USER, "HOME": "/home/me", "HOSTNAME": "sandbox"}
+        assert (await client.run(spec(shell="id -u; id -g; pwd"))).stdout == b"1234\n1235\n/srv/app\n"
+        with problem() as found:
+            await client.run(spec("id", user="root"))
+        assert found[0].reason == "USER_NOT_AVAILABLE"
+
+
+async def test_environment_directory_user_and_start_command_of_the_spec_are_above_the_images(cluster: Testbed) -> None:
+    sandbox = start(
+        cluster,
+        image=WITH_USER,
+        env={"PATH": "/bin", "OF_SPEC": "$(HOSTNAME) $$"},
+        user="root",
+        working_directory="/home/me",
+        start_argv=["/bin/sh", "-c", "pwd; id -u; exec cat"],
+    )
+    async with sandbox.client() as client:
+        env = parsed((await client.run(spec("/bin/env", "-0"))).stdout)
+        assert (env["PATH"], env["OF_SPEC"], env["HOME"]) == ("/bin", "$(HOSTNAME) $$", "/root")
+        assert (await client.run(spec(shell="id -u; pwd"))).stdout == b"0\n/home/me\n"
+        assert (await client.run(spec("id", "-u", user="me"))).stdout == b"1234\n"
+        assert await client.until_output("start", b"0\n") == b"/home/me\n0\n"
+
+
+def parsed(output: bytes) -> dict[str, str]:
+    return dict(entry.split("=", 1) for entry in output.decode().split("\0") if entry)
+
+
+async def test_an_agent_refuses_what_is_meant_for_another_sandbox(cluster: Testbed) -> None:
+    one, other = start(cluster), start(cluster)
+    async with one.client(), other.client(), grpc.aio.insecure_channel(one.address) as channel:
+        with problem() as found:
+            await Client(channel, Signer(KEY).agent_token(other.uid), one.name).run(spec("true"))
+        assert found[0].code is grpc.StatusCode.UNAUTHENTICATED
+        request = health_pb2.HealthCheckRequest(service=other.uid)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health_pb2_grpc.HealthStub(channel).Check(request, timeout=BACKSTOP)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_command_that_kills_all_it_can_leaves_an_agent_that_answers(cluster: Testbed) -> None:
+    sandbox = start(cluster)
+    async with sandbox.client() as client:
+        await client.run(spec(shell="echo kept >/file"))
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await client.run(spec(shell="kill -9 -1"))
+        sandbox.testbed.kubectl("-n", NAMESPACE, "wait", "--for=jsonpath={.status.phase}=Running", f"pod/{sandbox.pod}")
+    async with sandbox.client() as client:
+        assert (await client.run(spec("cat", "/file"))).stdout == b"kept\n"
+    assert sandbox.container()["restartCount"] == 0
+
+
+async def test_out_of_memory_is_said_of_the_command_or_of_the_whole_sandbox(cluster: Testbed) -> None:
+    sandbox = start(cluster)
+    async with sandbox.client() as client:
+        try:
+            output = await client.run(spec(shell="exec awk 'BEGIN { while (1) s = s \"0123456789abcdef\" s }'"))
+        except grpc.aio.AioRpcError:
+            await asyncio.to_thread(
+                as_scheduler, cluster, "wait", "--for=jsonpath={.status.phase}=Failed", f"pod/{sandbox.pod}"
+            )
+            assert sandbox.container()["state"]["terminated"]["reason"] == "OOMKilled"
+            return
+        assert output.result is not None
+        assert output.result.ended == exec_pb2.EXEC_END_OUT_OF_MEMORY
+        assert (await client.run(spec("echo", "on"))).stdout == b"on\n"
+
+
+async def test_a_pod_that_is_deleted_ends_in_order(cluster: Testbed) -> None:
+    sandbox = start(cluster)
+    async with sandbox.client() as client:
+        await client.start(spec(shell="trap '' TERM; sleep 1000"), wait=0)
+        # Nothing else than its end is waited for: with this grace a kill would come long after this test.
+        watching = as_scheduler(
+            cluster, "delete", f"pod/{sandbox.pod}", "--grace-period=3600", "--wait=true", "--timeout=60s"
+        )
+    assert "deleted" in watching
+
+
+def test_the_probe_tells_that_image_volumes_work(cluster: Testbed) -> None:
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}, "spec": probe_spec(AGENT, "Never")}
+    as_scheduler(cluster, "create", "--validate=false", "-f", "-", stdin=json.dumps(pod))
+    as_scheduler(cluster, "wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/probe", "--timeout=60s")

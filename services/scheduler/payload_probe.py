@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from services.common.backoff import Backoff
-from services.common.errors import OrchardError, UnavailableError
+from services.common.errors import FailedPreconditionError, OrchardError, ResourceExhaustedError, UnavailableError
 from services.common.logs import get_logger
 from services.scheduler.injection import Delivery, probe_spec
 from services.scheduler.pod_api import Pod, PodApi
@@ -38,7 +38,7 @@ async def find_delivery(
     while True:
         try:
             why = await _try(api, {**probe_spec(image, pull_policy), **placement}, try_seconds)
-        except UnavailableError as error:
+        except (UnavailableError, ResourceExhaustedError) as error:
             _log.warning("how the payload comes into Pods is not known yet", why=error.message)
             await asyncio.sleep(backoff.next())
             continue
@@ -53,9 +53,7 @@ async def _try(api: PodApi, spec: Mapping[str, Any], try_seconds: float) -> str:
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": _LABELS}, "spec": spec}
     try:
         made = await api.create(pod)
-    except UnavailableError:
-        raise
-    except OrchardError as error:
+    except FailedPreconditionError as error:
         return error.message
     if made is None:
         raise UnavailableError(f"a Pod {name!r} is there already")

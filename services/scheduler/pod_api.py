@@ -54,6 +54,18 @@ class Answer:
         return found if isinstance(found, dict) else {}
 
     @property
+    def pod(self) -> Pod:
+        """The Pod in it.
+
+        Raises:
+            UnavailableError: it is none, whatever the status says: something in between has answered.
+        """
+        found = self.object
+        if found.get("kind") != "Pod":
+            raise _away(f"answers with something that is no Pod (HTTP status {self.status})")
+        return found
+
+    @property
     def reason(self) -> str:
         """The Status' reason, such as AlreadyExists."""
         return str(self.object.get("reason", ""))
@@ -93,8 +105,8 @@ class PodApi:
     async def create(self, pod: Pod) -> Pod | None:
         """Make a Pod; None if one of its name is there."""
         answer = await self._send("POST", "", _JSON, pod, _CREATE_QUERY)
-        if answer.status in (200, 201, 202):
-            return answer.object
+        if answer.status in (201, 202):
+            return answer.pod
         if answer.status == 409 and answer.reason == "AlreadyExists":
             return None
         raise self._refusal(answer, "create a Pod")
@@ -106,14 +118,14 @@ class PodApi:
             return None
         if answer.status != 200:
             raise self._refusal(answer, "read a Pod")
-        return answer.object
+        return answer.pod
 
     async def annotate(self, name: str, uid: str, annotations: Mapping[str, str]) -> bool:
         """Set annotations of exactly this incarnation; False if it is no more."""
         # A uid that is given must be the one that is there: it cannot be changed.
         patch = {"metadata": {"uid": uid, "annotations": annotations}}
         answer = await self._send("PATCH", f"/{name}", _MERGE_PATCH, patch)
-        if answer.not_found or answer.status in (409, 422):
+        if answer.not_found or answer.reason == "Invalid":
             return False
         if answer.status != 200:
             raise self._refusal(answer, "patch a Pod")

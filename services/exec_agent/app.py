@@ -11,6 +11,7 @@ import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import uvloop
@@ -29,6 +30,7 @@ from services.exec_agent.files.service import FileService
 from services.exec_agent.files.servicer import FileServicer
 from services.exec_agent.journal import Journal, JournalInUseError
 from services.exec_agent.process import Launcher
+from services.exec_agent.rehearsal_client import rehearse as rehearse_with
 from services.exec_agent.service import ExecService
 from services.exec_agent.servicer import AgentServicer, ExecServicer
 from services.exec_agent.servicer_health import AgentHealth
@@ -67,6 +69,14 @@ def preload() -> None:
     """
     for module in _LAZY_MODULES:
         importlib.import_module(module)
+
+
+def rehearse(folder: Path) -> None:
+    """Run and end an agent in this process and an empty folder; see rehearsal_client.
+
+    What is left of it is memory, and a pipe that libuv opens once: no thread and no process.
+    """
+    uvloop.run(rehearse_with(serve, folder))
 
 
 @contextlib.asynccontextmanager

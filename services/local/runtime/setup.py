@@ -143,7 +143,8 @@ async def _try(
     )
     gaps = () if ids.switchable else (userids.USER_GAP,)
     machine = Machine(data, run, ids, groups, host_root, gaps)
-    configuration = Configuration(agent_module, str(bwrap_path()), _stage(machine) if ids.privileged else None)
+    shown = _stage(machine) if ids.privileged else None
+    configuration = Configuration(agent_module, str(bwrap_path()), shown, scratch=str(run / "rehearsal"))
     zygote = Zygote(configuration, lifeline)
     await zygote.start()
     uid = f"probe-{uuid.uuid4().hex[:12]}"

@@ -1,10 +1,11 @@
-"""A process that has everything imported and nothing started; agents are forked from it.
+"""A process that has everything imported and nothing running; agents are forked from it.
 
     python -m services.local.runtime.zygote CONTROL_FD LIFELINE_FD CONFIGURATION
 
 It reads requests from a socket (each a plan in a memory file, a socket for the answer and the agent's descriptors)
-and works on several at a time. It ends when the socket does. It must stay single-threaded and free of gRPC objects:
-its children join namespaces and become agents.
+and works on several at a time. It ends when the socket does. It must be single-threaded and free of gRPC objects while
+it serves: its children join namespaces and become agents. Before, it rehearses: it runs an agent of its own once and
+ends it, so that what a first run leaves in memory is shared by all agents.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ import sys
 import time
 import traceback
 from collections.abc import Generator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from services.local.runtime import linux
 from services.local.runtime.plan import Plan
+from services.local.runtime.removal import remove_tree
 from services.local.runtime.stage import Stage, build_stage
 from services.local.runtime.starter import make, remove
 from services.local.runtime.steps import DEADLINE_SECONDS, Given, Made, StartError, Tools
@@ -37,6 +39,8 @@ READY: Final = b"ready"
 _NAME: Final = b"orchard-agent"
 _REQUEST_BYTES: Final = 256
 _MOST_DESCRIPTORS: Final = 16
+_THREADS_SECONDS: Final = 5.0
+_THREADS_POLL_SECONDS: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +48,16 @@ class Configuration:
     """What the daemon tells its zygote at the start.
 
     Attributes:
-        agent: module with `preload`, `run` and `AgentConfig`.
+        agent: module with `preload`, `rehearse`, `run` and `AgentConfig`.
         bwrap: path of the binary.
         stage: what to mount where for bwrap; None without the privilege.
+        scratch: a folder for a rehearsal of the agent; its path must be short. Empty: no rehearsal.
     """
 
     agent: str
     bwrap: str
     stage: Stage | None
+    scratch: str = ""
 
     def to_json(self) -> str:
         """As text."""
@@ -62,7 +68,8 @@ class Configuration:
         """From text."""
         values = json.loads(text)
         stage = values["stage"]
-        return cls(values["agent"], values["bwrap"], None if stage is None else Stage.from_values(stage))
+        values["stage"] = None if stage is None else Stage.from_values(stage)
+        return cls(**values)
 
 
 def main(arguments: list[str]) -> int:
@@ -74,7 +81,13 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the whole group; the daemon decides
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
     os.umask(0o022)
-    tools = _prepare(configuration, lifeline)
+    agent = importlib.import_module(configuration.agent)
+    agent.preload()
+    if configuration.scratch and not _rehearse(agent, Path(configuration.scratch)):
+        # Once more, without: forked from this process, agents could not join a sandbox.
+        unrehearsed = replace(configuration, scratch="").to_json()
+        os.execv(sys.executable, [*sys.orig_argv[:-1], unrehearsed])  # noqa: S606
+    tools = _prepare(agent, configuration, lifeline)
     gc.collect()
     gc.freeze()
     control.setblocking(False)
@@ -97,10 +110,27 @@ def _hide_arguments() -> None:
     linux.prctl(linux.PR_SET_NAME, ctypes.addressof(name))
 
 
-def _prepare(configuration: Configuration, lifeline: int) -> Tools:
-    agent: Any = importlib.import_module(configuration.agent)
-    agent.preload()
+def _rehearse(agent: Any, scratch: Path) -> bool:
+    """Run an agent here and end it; False if that failed or left threads."""
+    try:
+        remove_tree(scratch)
+        scratch.mkdir(mode=0o700)
+        try:
+            agent.rehearse(scratch)
+        finally:
+            remove_tree(scratch)
+    except Exception:  # noqa: BLE001 (an agent of a sandbox may do better)
+        traceback.print_exc()
+        return False
+    patience = time.monotonic() + _THREADS_SECONDS
+    while len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
+        if time.monotonic() > patience:
+            return False
+        time.sleep(_THREADS_POLL_SECONDS)
+    return True
 
+
+def _prepare(agent: Any, configuration: Configuration, lifeline: int) -> Tools:
     def run_agent(fields: dict[str, Any]) -> int:
         sys.path.clear()
         return int(agent.run(agent.AgentConfig(**fields)))

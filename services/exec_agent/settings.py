@@ -113,7 +113,7 @@ class AgentConfig:
         state: Path = Path(pods.STATE_FOLDER),
         environ: Mapping[str, str] = os.environ,
     ) -> AgentConfig:
-        """Read what a Pod shows to its agent (common.pods); opens the launcher and the state directory. Where the folder
+        """Read what a Pod shows to its agent (common.pods); opens the launcher and the state directory. If the folder
         has tls/tls.crt and tls/tls.key, the agent serves TLS.
 
         `environ` is what `init` (launcher/pod.c) gave the agent; the image's own environment is in a file beside it.

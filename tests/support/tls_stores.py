@@ -47,7 +47,7 @@ def running_tls_redis(authority: Authority) -> Iterator[TlsServer]:
     program = _needed(shutil.which("redis-server"), "redis-server")
     with tempfile.TemporaryDirectory(prefix="or-") as folder:
         secret, caller = _secrets(Path(folder), authority, "scheduler")
-        port = _free_port()
+        port = free_port()
         argv = [program, "--port", "0", "--tls-port", str(port), "--bind", HOST, "--dir", folder, "--save", ""]
         argv += ["--tls-cert-file", str(secret.cert), "--tls-key-file", str(secret.key)]
         argv += ["--tls-ca-cert-file", str(secret.ca), "--tls-auth-clients", "yes", "--loglevel", "warning"]
@@ -100,7 +100,7 @@ def running_tls_postgres(authority: Authority) -> Iterator[TlsServer]:
         initdb = [str(binaries / "initdb"), "-D", str(data), "--username=orchard", "--auth=reject", "--no-sync"]
         subprocess.run(initdb, check=True, stdout=subprocess.DEVNULL, cwd=folder, **identity)
         (data / "pg_hba.conf").write_text("hostssl all all 127.0.0.1/32 cert\n")
-        port = _free_port()
+        port = free_port()
         settings = {
             "listen_addresses": HOST,
             "port": port,
@@ -159,7 +159,7 @@ def _secrets(folder: Path, authority: Authority, caller: str) -> tuple[MountedSe
     )
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

@@ -168,6 +168,11 @@ class UnavailableError(OrchardError):
         super().__init__(message, reason=reason, **metadata)
         self.retry_seconds = retry_seconds
 
+    @property
+    def cause(self) -> str:
+        """The words of what it was raised from, such as a driver's; for logs alone."""
+        return str(self.__cause__ or "").partition("\n(Background on this error")[0]
+
     def details(self) -> list[Message]:
         """ErrorInfo and RetryInfo."""
         delay = duration_pb2.Duration()

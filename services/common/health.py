@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import grpc.aio
@@ -16,6 +17,7 @@ from services.common.logs import get_logger
 _log = get_logger(__name__)
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_PATIENCE_SECONDS: Final = 5.0
 
 
 class _Servicer(aio.HealthServicer):  # type: ignore[misc]  # grpc_health has no types
@@ -47,6 +49,8 @@ class Health:
 
     def __init__(self, dependencies: Sequence[str] = ()) -> None:
         self._wrong: dict[str, str] = dict.fromkeys(dependencies, "not reached yet")
+        self._unreached = set(dependencies)
+        self._made = time.monotonic()
         self._servicer = _Servicer()
         self._names: tuple[str, ...] = ("",)
         self._stopped = False
@@ -64,15 +68,21 @@ class Health:
 
     async def well(self, dependency: str) -> None:
         """The dependency answers."""
+        self._unreached.discard(dependency)
         if self._wrong.pop(dependency, None) is not None:
             _log.info("dependency is well", dependency=dependency)
             await self.publish()
 
-    async def unwell(self, dependency: str, why: str) -> None:
-        """The dependency does not answer."""
+    async def unwell(self, dependency: str, why: str, *, detail: str = "") -> None:
+        """The dependency does not answer. `detail`, such as a driver's own words, is for the log alone."""
+        if dependency not in self._wrong or (
+            dependency in self._unreached and time.monotonic() - self._made > _PATIENCE_SECONDS
+        ):
+            # At a start everything is away for a moment; what stays away has a reason, such as a wrong certificate.
+            self._unreached.discard(dependency)
+            more = {"detail": detail} if detail else {}
+            _log.warning("dependency is unwell", dependency=dependency, why=why, **more)
         if self._wrong.get(dependency) != why:
-            if dependency not in self._wrong:
-                _log.warning("dependency is unwell", dependency=dependency, why=why)
             self._wrong[dependency] = why
             await self.publish()
 

@@ -112,7 +112,7 @@ class WatchCache:
             try:
                 await self._follow(backoff)
             except grpc.aio.AioRpcError as error:
-                await self._health.unwell(DEPENDENCY, error.code().name)
+                await self._health.unwell(DEPENDENCY, error.code().name, detail=error.details() or "")
             except TimeoutError:
                 await self._health.unwell(DEPENDENCY, f"silent for {_SILENCE_SECONDS:g} s")
             await asyncio.sleep(backoff.next())

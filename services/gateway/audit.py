@@ -42,6 +42,7 @@ CHANGES: Final = frozenset(
         *(_SANDBOXES + name for name in ("CreateSandbox", "UpdateSandbox", "DeleteSandbox")),
         *(_ADMIN + name for name in ("KeyService/CreateKey", "KeyService/RevokeKey", "TenantService/SetTenant")),
         *(_ADMIN + name for name in ("ImageService/ImportImage", "ImageService/RemoveImage")),
+        "/orchard.trajectory.v1.TrajectoryService/DeleteTrajectories",
     }
 )
 """Methods whose every call has an entry."""

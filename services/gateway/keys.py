@@ -98,7 +98,7 @@ class Keys:
                 await self.refresh()
                 await self._health.well(DEPENDENCY)
             except UnavailableError as error:
-                await self._health.unwell(DEPENDENCY, error.message)
+                await self._health.unwell(DEPENDENCY, error.message, detail=error.cause)
             await asyncio.sleep(every_seconds)
 
     async def refresh(self) -> None:

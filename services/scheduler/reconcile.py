@@ -117,7 +117,7 @@ class Reconciler:
                         self._dispatcher.delete_soon(record.incarnation)
                 await self._health.well(STORE_DEPENDENCY)
             except UnavailableError as error:
-                await self._health.unwell(STORE_DEPENDENCY, error.message)
+                await self._health.unwell(STORE_DEPENDENCY, error.message, detail=error.cause)
             await asyncio.sleep(_REAP_SECONDS)
 
     async def run_rounds(self) -> None:

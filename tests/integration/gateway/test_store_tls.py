@@ -10,7 +10,10 @@ import pytest
 
 from services.common.db import connect, migrate
 from services.common.errors import UnavailableError
+from services.common.health import Health
+from services.common.tasks import TaskGroup
 from services.common.tls import TlsError, TlsFiles
+from services.gateway.keys import Keys
 from services.gateway.store import SCHEMA, GatewayStore, utc_now
 from tests.support.certificates import Authority, MountedSecret
 from tests.support.tls_stores import TlsServer, connection_arguments, give_to_server, running_tls_postgres
@@ -104,3 +107,21 @@ async def _soon(store: GatewayStore) -> list[object]:
 def test_a_migration_says_which_file_it_cannot_use(tmp_path: Path) -> None:
     with pytest.raises(TlsError, match=r"cannot read .*ca\.pem"):
         migrate("postgresql://x@127.0.0.1:1/x", schema="x", migrations=MIGRATIONS, tls=TlsFiles(ca=tmp_path / "ca.pem"))
+
+
+async def test_a_database_that_is_not_trusted_is_named_in_the_log_with_the_reason(
+    server: TlsServer, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    deceived = MountedSecret(tmp_path / "deceived", authority.issue("orchard"), Authority().pem)
+    store = GatewayStore(connect(server.url, tls=files(deceived)))
+    health = Health()
+    try:
+        async with TaskGroup() as tasks, asyncio.timeout(30):
+            tasks.start("read the keys", Keys(store, health).run_refresh(0.01))
+            while not health.wrong:
+                await asyncio.sleep(0.01)
+    finally:
+        await store.close()
+    (said,) = [record.orchard_fields for record in caplog.records if record.getMessage() == "dependency is unwell"]
+    assert said["why"] == "the database does not answer; retry"
+    assert "certificate verify failed" in said["detail"]

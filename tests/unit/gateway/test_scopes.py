@@ -14,7 +14,7 @@ START = "/orchard.exec.v1.ExecService/StartExec"
 
 def methods() -> list[str]:
     found = []
-    for name in app.SERVICE_NAMES:
+    for name in (*app.SERVICE_NAMES, *app.TRAJECTORY_NAMES):
         service = descriptor_pool.Default().FindServiceByName(name)
         found += [f"/{name}/{method.name}" for method in service.methods]
     return found
@@ -45,7 +45,8 @@ def test_the_role_user_may_what_is_its_tenants() -> None:
     allowed = {
         method.split("/")[1].rpartition(".")[2] for method in methods() if (scopes.scope_of(method) or "") in may
     }
-    assert allowed == {"SandboxService", "ExecService", "FileService", "UsageService"}
+    own = {"SandboxService", "ExecService", "FileService", "UsageService", "TrajectoryService", "GroupService"}
+    assert allowed == own
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,10 @@ class AsyncKeys:
         Args:
             tenant: whom its bearer acts for.
             name: a name for people.
-            roles: bundles of scopes: "user" (sandboxes:read, sandboxes:write, exec, files, usage), "admin" (all, for
-                every tenant). Default: "user", or none where `scopes` are given.
-            scopes: single scopes, also keys, tenants, images, audit, debug.
+            roles: bundles of scopes: "user" (what is its tenant's but keys), "admin" (all, for every tenant). Default:
+                "user", or none where `scopes` are given.
+            scopes: single scopes: sandboxes:read, sandboxes:write, exec, files, trajectories:read, trajectories:write,
+                usage, keys, tenants, images, audit, debug.
             ttl: how long it works. None: until it is revoked.
 
         Raises:

@@ -30,7 +30,9 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     ROLE_UNSPECIFIED: _Role.ValueType  # 0
     """Never sent."""
     ROLE_USER: _Role.ValueType  # 1
-    """Everything within its tenant but keys and images: sandboxes:read, sandboxes:write, exec, files, usage."""
+    """Everything within its tenant but keys and images: sandboxes:read, sandboxes:write, exec, files, trajectories:read, trajectories:write,
+    usage.
+    """
     ROLE_ADMIN: _Role.ValueType  # 2
     """Every scope, for every tenant."""
 
@@ -40,7 +42,9 @@ class Role(_Role, metaclass=_RoleEnumTypeWrapper):
 ROLE_UNSPECIFIED: Role.ValueType  # 0
 """Never sent."""
 ROLE_USER: Role.ValueType  # 1
-"""Everything within its tenant but keys and images: sandboxes:read, sandboxes:write, exec, files, usage."""
+"""Everything within its tenant but keys and images: sandboxes:read, sandboxes:write, exec, files, trajectories:read, trajectories:write,
+usage.
+"""
 ROLE_ADMIN: Role.ValueType  # 2
 """Every scope, for every tenant."""
 Global___Role: _TypeAlias = Role  # noqa: Y015

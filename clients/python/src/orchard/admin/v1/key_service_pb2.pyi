@@ -45,8 +45,8 @@ class CreateKeyRequest(_message.Message):
 
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Single scopes: sandboxes:read (get, list, wait), sandboxes:write (create, update, delete, heartbeat), exec (commands), files, usage,
-        keys, tenants, images, audit, debug (channelz).
+        """Single scopes: sandboxes:read (get, list, wait), sandboxes:write (create, update, delete, heartbeat), exec (commands), files,
+        trajectories:read, trajectories:write, usage, keys, tenants, images, audit, debug (channelz).
         """
 
     def __init__(

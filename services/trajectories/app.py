@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Final
 
+from orchard.trajectory.v1 import group_service_pb2_grpc
+
 from services.common.auth import PrincipalAuthenticator
 from services.common.backoff import Backoff
 from services.common.db import Database, connect
@@ -20,19 +22,22 @@ from services.common.telemetry import Telemetry
 from services.common.tokens import INTERNAL_AUDIENCE, Verifier, parse_public_keys
 from services.trajectories.appender import Appender
 from services.trajectories.bodies import Bodies
+from services.trajectories.groups import Groups
 from services.trajectories.housekeeping import Housekeeper
 from services.trajectories.objects import ObjectStore
 from services.trajectories.service import Trajectories
 from services.trajectories.servicer import TrajectoryServicer
+from services.trajectories.servicer_groups import GroupServicer
 from services.trajectories.settings import TrajectoriesSettings
 from services.trajectories.store.annotations import AnnotationStore
 from services.trajectories.store.appends import AppendStore
 from services.trajectories.store.blobs import BlobIndex
 from services.trajectories.store.changes import changes
+from services.trajectories.store.groups import GroupStore
 from services.trajectories.store.stats import StatsStore
 from services.trajectories.store.trajectories import TrajectoryStore
 
-SERVICE_NAMES: Final = ("orchard.trajectory.v1.TrajectoryService",)
+SERVICE_NAMES: Final = ("orchard.trajectory.v1.TrajectoryService", "orchard.trajectory.v1.GroupService")
 DEPENDENCY: Final = "database"
 _POOL: Final = 12
 
@@ -54,6 +59,9 @@ async def run(settings: TrajectoriesSettings, tasks: TaskGroup, telemetry: Telem
     )
     servicer = TrajectoryServicer(trajectories, Bodies(blobs, objects, _now), server.stopping)
     server.grpc_server.add_generic_rpc_handlers((servicer.handlers(),))
+    group_service_pb2_grpc.add_GroupServiceServicer_to_server(
+        GroupServicer(Groups(GroupStore(database), _now)), server.grpc_server
+    )
 
     async def follow_changes() -> None:
         backoff = Backoff(0.1, 2.0)

@@ -128,3 +128,37 @@ GARBAGE: Final = sa.Table(
     sa.Column("object_name", sa.Text, primary_key=True),
     sa.Column("time", _TIME),
 )
+
+GROUPS: Final = sa.Table(
+    "groups",
+    _metadata,
+    sa.Column("key", sa.BigInteger, primary_key=True),
+    sa.Column("tenant", sa.Text),
+    sa.Column("group_id", sa.Text),
+    *(sa.Column(name, sa.Text) for name in ("dataset", "instance_id", "repo", "website", "split")),
+    *(sa.Column(name, sa.Integer) for name in ("group_size", "maximum", "stride", "started")),
+    sa.Column("low", sa.Double),
+    sa.Column("high", sa.Double),
+    *(sa.Column(name, sa.Boolean) for name in ("eager", "need_positive", "closed", "short", "fallback", "keep")),
+    sa.Column("verdict_reason", sa.Text),
+    sa.Column("create_time", _TIME),
+    sa.Column("close_time", _TIME),
+)
+
+SAMPLES: Final = sa.Table(
+    "samples",
+    _metadata,
+    sa.Column("group_key", sa.BigInteger, primary_key=True),
+    sa.Column("index", sa.Integer, primary_key=True),
+    sa.Column("cause", sa.Integer),
+    sa.Column("worker", sa.Text),
+    sa.Column("lease_time", _TIME),
+    sa.Column("outcome", sa.SmallInteger),
+    sa.Column("reward", sa.Double),
+    sa.Column("reason", sa.Text),
+    sa.Column("trajectory_id", sa.Text),
+    sa.Column("arrival", sa.Integer),
+    sa.Column("place", sa.Integer),
+    sa.Column("advantage", sa.Double),
+    sa.Column("trainable", sa.Boolean),
+)

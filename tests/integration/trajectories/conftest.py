@@ -22,7 +22,9 @@ from services.common.tokens import PRINCIPAL_KEY, Principal, Signer
 from services.trajectories.__main__ import MIGRATIONS
 from services.trajectories.store.tables import SCHEMA
 
-TABLES = "trajectories, steps, tools, annotations, rewards, step_values, blobs, blob_references, garbage"
+TABLES = (
+    "trajectories, steps, tools, annotations, rewards, step_values, blobs, blob_references, garbage, groups, samples"
+)
 
 
 @pytest.fixture(scope="session")

@@ -109,6 +109,17 @@ def test_a_report_twice_changes_nothing_and_another_one_is_refused() -> None:
         rollout.report(4, Outcome.NEGATIVE)
 
 
+def test_an_eager_plan_closes_at_once_and_cancels_the_rest() -> None:
+    rollout = BalancedRollout(RolloutPlan(4, 8, 8, eager=True))
+    rollout.begin()
+    decisions = [rollout.report(index, OUTCOMES[letter]) for index, letter in zip((0, 5, 2, 7), "+--+", strict=True)]
+    assert [decision.group is not None for decision in decisions] == [False, False, False, True]
+    assert letters(rollout.group) == "+--+"
+    assert decisions[-1].cancel == (1, 3, 4, 6)
+    late = rollout.report(1, Outcome.POSITIVE)
+    assert (late.group, late.start) == (rollout.group, 0)
+
+
 PLANS = st.tuples(st.integers(2, 8), st.integers(0, 8), st.integers(1, 9)).map(
     lambda numbers: RolloutPlan(numbers[0], numbers[0] + numbers[1], numbers[2], 0.25, 0.75)
 )

@@ -86,6 +86,7 @@ class RolloutPlan(_message.Message):
     LOW_FIELD_NUMBER: _builtins.int
     HIGH_FIELD_NUMBER: _builtins.int
     NEED_POSITIVE_FIELD_NUMBER: _builtins.int
+    EAGER_FIELD_NUMBER: _builtins.int
     group_size: _builtins.int
     """Members of a group. Default 4."""
     maximum: _builtins.int
@@ -98,6 +99,8 @@ class RolloutPlan(_message.Message):
     """Largest share of positive members. Default 0.75."""
     need_positive: _builtins.bool
     """Whether a group needs a positive outcome to be kept. Default: yes."""
+    eager: _builtins.bool
+    """Try after every sample that ends, not only after each stride, and cancel what still runs once a group closes."""
     def __init__(
         self,
         *,
@@ -107,10 +110,11 @@ class RolloutPlan(_message.Message):
         low: _builtins.float | None = ...,
         high: _builtins.float | None = ...,
         need_positive: _builtins.bool | None = ...,
+        eager: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "_need_positive", b"_need_positive", "high", b"high", "low", b"low", "need_positive", b"need_positive"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "_need_positive", b"_need_positive", "group_size", b"group_size", "high", b"high", "low", b"low", "maximum", b"maximum", "need_positive", b"need_positive", "stride", b"stride"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "_need_positive", b"_need_positive", "eager", b"eager", "group_size", b"group_size", "high", b"high", "low", b"low", "maximum", b"maximum", "need_positive", b"need_positive", "stride", b"stride"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__high: _TypeAlias = _typing.Literal["high"]  # noqa: Y015
     _WhichOneofArgType__high: _TypeAlias = _typing.Literal["_high", b"_high"]  # noqa: Y015

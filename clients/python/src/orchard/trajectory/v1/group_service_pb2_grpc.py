@@ -69,8 +69,8 @@ class GroupServiceServicer:
     """
 
     def CreateGroup(self, request, context):
-        """CreateGroup begins a group and says how many samples to start. Idempotent by group_id: a repeat returns the group as it is, and the
-        samples that were asked for and have not been claimed. Errors: INVALID_ARGUMENT (a plan that cannot be), ALREADY_EXISTS
+        """CreateGroup begins a group and says which samples to start. Idempotent by group_id: a repeat returns the group as it is, and the
+        samples that were asked for, have not ended and are not claimed. Errors: INVALID_ARGUMENT (a plan that cannot be), ALREADY_EXISTS
         (GROUP_EXISTS: with another plan).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -36,8 +36,8 @@ class GroupServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GroupServiceAsyncStub: ...
     CreateGroup: _grpc.UnaryUnaryMultiCallable[_group_service_pb2.CreateGroupRequest, _group_service_pb2.CreateGroupResponse]
-    """CreateGroup begins a group and says how many samples to start. Idempotent by group_id: a repeat returns the group as it is, and the
-    samples that were asked for and have not been claimed. Errors: INVALID_ARGUMENT (a plan that cannot be), ALREADY_EXISTS
+    """CreateGroup begins a group and says which samples to start. Idempotent by group_id: a repeat returns the group as it is, and the
+    samples that were asked for, have not ended and are not claimed. Errors: INVALID_ARGUMENT (a plan that cannot be), ALREADY_EXISTS
     (GROUP_EXISTS: with another plan).
     """
     ClaimSamples: _grpc.UnaryUnaryMultiCallable[_group_service_pb2.ClaimSamplesRequest, _group_service_pb2.ClaimSamplesResponse]
@@ -61,8 +61,8 @@ class GroupServiceAsyncStub(GroupServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateGroup: _aio.UnaryUnaryMultiCallable[_group_service_pb2.CreateGroupRequest, _group_service_pb2.CreateGroupResponse]  # type: ignore[assignment]
-    """CreateGroup begins a group and says how many samples to start. Idempotent by group_id: a repeat returns the group as it is, and the
-    samples that were asked for and have not been claimed. Errors: INVALID_ARGUMENT (a plan that cannot be), ALREADY_EXISTS
+    """CreateGroup begins a group and says which samples to start. Idempotent by group_id: a repeat returns the group as it is, and the
+    samples that were asked for, have not ended and are not claimed. Errors: INVALID_ARGUMENT (a plan that cannot be), ALREADY_EXISTS
     (GROUP_EXISTS: with another plan).
     """
     ClaimSamples: _aio.UnaryUnaryMultiCallable[_group_service_pb2.ClaimSamplesRequest, _group_service_pb2.ClaimSamplesResponse]  # type: ignore[assignment]
@@ -89,8 +89,8 @@ class GroupServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _group_service_pb2.CreateGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_group_service_pb2.CreateGroupResponse, _abc.Awaitable[_group_service_pb2.CreateGroupResponse]]:
-        """CreateGroup begins a group and says how many samples to start. Idempotent by group_id: a repeat returns the group as it is, and the
-        samples that were asked for and have not been claimed. Errors: INVALID_ARGUMENT (a plan that cannot be), ALREADY_EXISTS
+        """CreateGroup begins a group and says which samples to start. Idempotent by group_id: a repeat returns the group as it is, and the
+        samples that were asked for, have not ended and are not claimed. Errors: INVALID_ARGUMENT (a plan that cannot be), ALREADY_EXISTS
         (GROUP_EXISTS: with another plan).
         """
 

@@ -134,6 +134,8 @@ class AuditLog:
     def _noted(self, call: Call, status: str) -> bool:
         if call.method in CHANGES:
             return True
+        if status not in _DENIED and not self._commands:
+            return False
         command = call.method.startswith(_COMMANDS)
         # Past the gateway's own door, an agent speaks of the permissions of files.
         return (command and self._commands) or (status in _DENIED and not (command and call.authenticated))

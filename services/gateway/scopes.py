@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Final
 
 from services.common.errors import PermissionDeniedError
@@ -72,6 +73,7 @@ def granted(roles: Iterable[str], scopes: Iterable[str]) -> frozenset[str]:
     return frozenset(scopes).intersection(SCOPES).union(*bundles)
 
 
+@lru_cache(maxsize=1024)
 def scope_of(method: str) -> str | None:
     """The scope that a method needs, ANY_KEY for none; None for a method that has no rule."""
     found = _OF_METHODS.get(method)

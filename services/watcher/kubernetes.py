@@ -95,12 +95,12 @@ class _Answer:
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """See pod_watch.Answer."""
         content = self._response.content
-        while True:
-            with _translated(self._read_seconds):
-                chunk = await content.readany()
-            if not chunk:
-                return
-            yield chunk
+        with _translated(self._read_seconds):
+            while not content.at_eof():
+                # Chunks as they were sent, which is one event each: nothing is joined to be cut again.
+                chunk, _ends = await content.readchunk()
+                if chunk:
+                    yield chunk
 
 
 @contextmanager

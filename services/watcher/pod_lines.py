@@ -29,6 +29,8 @@ class Lines:
         Raises:
             BrokenBodyError: a line is too long.
         """
+        if not self._partial and chunk.find(b"\n") == len(chunk) - 1 > 0:
+            return [] if chunk.isspace() else [chunk[:-1]]  # as API servers send: one line a chunk
         lines = chunk.split(b"\n")
         rest = lines.pop()
         if lines and self._partial:

@@ -6,7 +6,6 @@ controllers write where: https://kubernetes.io/docs/concepts/workloads/pods/pod-
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -57,12 +56,13 @@ class Standing(NamedTuple):
     give_up: GiveUp | None = None
 
 
-def project(pod: Json, *, removed: bool = False) -> Seen:
+def project(pod: Json, *, removed: bool = False, complete_revision: int = 0) -> Seen:
     """What to know of a Pod; of one without our annotations only that it is no sandbox (DELETED).
 
     Args:
         pod: the Pod, or with `removed` its last form.
         removed: the API server has it no more, or it left the selector.
+        complete_revision: see service.Seen.
 
     Raises:
         BrokenBodyError: it has no resource version.
@@ -78,7 +78,8 @@ def project(pod: Json, *, removed: bool = False) -> Seen:
         tenant, sandbox_id, request_id = notes[pods.TENANT], notes[pods.SANDBOX_ID], notes[pods.REQUEST_ID]
         create_ms, expire_ms = int(notes.get(pods.CREATE_MS, made_ms)), int(notes.get(pods.EXPIRE_MS, 0))
     except (KeyError, ValueError, TypeError):
-        return Seen(Observed("", "", uid, revision, State.DELETED), 0.0)
+        nobody = Observed("", "", uid, revision, State.DELETED)
+        return Seen(nobody, 0.0, complete_revision=complete_revision)
     standing = standing_of(pod, made_ms, patience, removed=removed)
     observed = Observed(
         tenant,
@@ -96,7 +97,7 @@ def project(pod: Json, *, removed: bool = False) -> Seen:
         notes.get(pods.SPEC_HASH, ""),
         spec,
     )
-    return Seen(observed, patience.start, standing.running, standing.give_up)
+    return Seen(observed, patience.start, standing.running, standing.give_up, complete_revision)
 
 
 def _spec_of(annotation: str) -> tuple[bytes, pods.Patience]:
@@ -126,7 +127,7 @@ def standing_of(pod: Json, made_ms: int, patience: pods.Patience, *, removed: bo
         return Standing(State.DELETED if removed else State.FAILED, *why)
     if leaving:
         return Standing(State.DELETED if removed else State.DELETING)
-    if phase in ("Failed", "Succeeded") or _ended(status):
+    if phase in ("Failed", "Succeeded"):
         return Standing(State.FAILED, *_end(status))
     if not _scheduled(status):
         return _unscheduled(status, made_ms, patience)
@@ -174,16 +175,9 @@ def _container_end(name: str, ended: Json) -> tuple[Reason, str]:
     )
 
 
-def _ended(status: Json) -> bool:
-    return any(
-        container.get("name") == pods.CONTAINER and (container.get("state") or {}).get("terminated")
-        for container in status.get("containerStatuses") or ()
-    )
-
-
 def _scheduled(status: Json) -> bool:
     """Whether it has a node: said by whoever gave it one, or by that node itself."""
-    return _condition(status, "PodScheduled").get("status") == "True" or "startTime" in status
+    return "startTime" in status or _condition(status, "PodScheduled").get("status") == "True"
 
 
 def _unscheduled(status: Json, made_ms: int, patience: pods.Patience) -> Standing:
@@ -204,12 +198,14 @@ def _starting(status: Json, made_ms: int, patience: pods.Patience) -> Standing:
     running = False
     for container in _containers(status):
         state = container.get("state") or {}
-        name = container.get("name", "")
-        waiting = state.get("waiting")
-        code = waiting.get("reason", "") if waiting else ""
-        if waiting and code not in _BEING_MADE:
-            return _held_up(container, code, waiting, made_ms, patience)
-        running = running or (name == pods.CONTAINER and "running" in state)
+        if (waiting := state.get("waiting")) is not None:
+            code = waiting.get("reason", "")
+            if code not in _BEING_MADE:
+                return _held_up(container, code, waiting, made_ms, patience)
+        elif container.get("name") == pods.CONTAINER:
+            if "terminated" in state:
+                return Standing(State.FAILED, *_end(status))
+            running = "running" in state
     address = status.get("podIP", "")
     endpoint = _endpoint(address) if address else ""
     if running and endpoint:
@@ -249,13 +245,12 @@ def _endpoint(address: str) -> str:
 def _condition(status: Json, kind: str) -> Json:
     for condition in status.get("conditions") or ():
         if condition.get("type") == kind:
-            return dict(condition)
+            return condition  # type: ignore[no-any-return]
     return {}
 
 
-def _containers(status: Json) -> Iterator[Json]:
-    yield from status.get("initContainerStatuses") or ()
-    yield from status.get("containerStatuses") or ()
+def _containers(status: Json) -> list[Json]:
+    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
 
 def _text(what: str, source: Json) -> str:

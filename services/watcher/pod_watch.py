@@ -136,8 +136,8 @@ class PodWatch:
         self._timing = timing
         self._backoff = Backoff(timing.first_retry, timing.longest_retry, rng=self._rng)
         self._streams_snapshots = True
-        self._version = 0
-        self._troubles = self._refusals = self._silences = self._turn = 0
+        self._version = self._newest = 0
+        self._troubles = self._refusals = self._silences = self._stale = self._turn = 0
         self._healthy_since: float | None = None
         self.counts = dict.fromkeys(("events", "repeats", "bookmarks", "relists", "resumes", "interruptions"), 0)
         """How often each has happened."""
@@ -146,8 +146,10 @@ class PodWatch:
         """For ever: Restarted, everything that exists, Synced, changes; and again from Restarted where it must be."""
         self._version = 0
         while True:
+            if not self._version:
+                yield Restarted()
             try:
-                async with aclosing(self._once()) as events:
+                async with aclosing(self._stream()) as events:
                     async for event in events:
                         yield event
             except (_TroubleError, ConnectionLostError, BrokenBodyError) as error:
@@ -174,22 +176,15 @@ class PodWatch:
         delay = max(self._backoff.next(), trouble.least_seconds)
         return 0.0 if trouble.at_once and self._troubles == 1 else delay
 
-    async def _once(self) -> AsyncGenerator[Event, None]:
+    def _stream(self) -> AsyncGenerator[Event, None]:
         """One request, or the pages of one list."""
         if self._version:
             self.counts["resumes"] += 1
-            stream = self._watch({"resourceVersion": str(self._version)}, initial=False)
-        else:
-            self.counts["relists"] += 1
-            yield Restarted()
-            if self._streams_snapshots:
-                initial = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
-                stream = self._watch(initial, initial=True)
-            else:
-                stream = self._list()
-        async with aclosing(stream) as events:
-            async for event in events:
-                yield event
+            return self._watch({"resourceVersion": str(self._version)}, initial=False)
+        self.counts["relists"] += 1
+        if not self._streams_snapshots:
+            return self._list()
+        return self._watch({"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}, initial=True)
 
     async def _list(self) -> AsyncGenerator[Event, None]:
         version, token = 0, ""
@@ -205,12 +200,13 @@ class PodWatch:
             version = version or version_of(page)
             yield Bookmark()
             for pod in page.get("items") or []:
-                await self._take_turns()
+                if self._turn_is_over():
+                    await asyncio.sleep(0)
                 yield self._seen(pod)
             token = page["metadata"].get("continue") or ""
             if not token:
-                self._version = version
-                yield Synced()
+                self._begin_from(version)
+                yield Synced(version)
                 return
 
     async def _watch(self, start: Mapping[str, str], *, initial: bool) -> AsyncGenerator[Event, None]:
@@ -227,12 +223,13 @@ class PodWatch:
             began = self._clock()
             if not initial:
                 self._healthy_since = self._healthy_since or began
-                yield Bookmark()  # it was taken up again: nothing is missing
+                yield Bookmark(self._version)  # it was taken up again: nothing is missing
             lines = Lines()
             async with aclosing(answer.chunks()) as chunks:
-                while chunk := await self._chunk(chunks, initial=initial):
+                while chunk := await (self._chunk_of_snapshot(chunks) if initial else anext(chunks, b"")):
                     for line in lines.feed(chunk):
-                        await self._take_turns()
+                        if self._turn_is_over():
+                            await asyncio.sleep(0)
                         event = self._read(line, initial=initial)
                         if isinstance(event, Synced):
                             initial = False
@@ -245,10 +242,8 @@ class PodWatch:
         if self._clock() - began < _TOO_SHORT_SECONDS:
             raise _TroubleError("the server ended the stream at once")
 
-    async def _chunk(self, chunks: AsyncGenerator[bytes, None], *, initial: bool) -> bytes:
-        """The next piece of the body; none at its end."""
-        if not initial:
-            return await anext(chunks, b"")
+    async def _chunk_of_snapshot(self, chunks: AsyncGenerator[bytes, None]) -> bytes:
+        """The next piece of the body, while everything that exists is streamed; none at its end."""
         try:
             async with asyncio.timeout(self._timing.snapshot):
                 return await anext(chunks, b"")
@@ -271,9 +266,10 @@ class PodWatch:
                 # Sent again, as after a proxy's retry. Taken for new, it could bring back what is gone.
                 self.counts["repeats"] += 1
                 return None
-            seen = self._seen(thing, removed=kind == "DELETED")
+            # Events come in the order of versions.
+            seen = self._seen(thing, removed=kind == "DELETED", complete_revision=0 if initial else version)
             if not initial:
-                self._version = version  # only now: what could not be read must be sent again
+                self._version = self._newest = version  # only now: what could not be read must be sent again
             self._refusals = self._silences = 0
             self.counts["events"] += 1
             return seen
@@ -283,9 +279,9 @@ class PodWatch:
             raise _error_event(thing)
         raise BrokenBodyError(f"an event of unknown type {kind!r}")
 
-    def _seen(self, pod: Json, *, removed: bool = False) -> Seen:
+    def _seen(self, pod: Json, *, removed: bool = False, complete_revision: int = 0) -> Seen:
         try:
-            return self._project(pod, removed=removed)
+            return self._project(pod, removed=removed, complete_revision=complete_revision)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise BrokenBodyError(f"a Pod of unknown form: {error!r}") from error
 
@@ -294,22 +290,31 @@ class PodWatch:
         self._refusals = self._silences = 0
         self.counts["bookmarks"] += 1
         if not initial:
-            self._version = max(self._version, version)
-            return Bookmark()
+            self._version = self._newest = max(self._version, version)
+            return Bookmark(self._version)
         if (thing["metadata"].get("annotations") or {}).get(_INITIAL_END) != "true":
             self._streams_snapshots = False
             raise _TroubleError(
                 "the server does not send initial events; it is asked for lists", relist=True, at_once=True
             )
-        self._version = version
-        return Synced()
+        self._begin_from(version)
+        return Synced(version)
 
-    async def _take_turns(self) -> None:
-        """Let other tasks run now and then, however fast events come."""
-        self._turn += 1
-        if self._turn >= _TURN:
-            self._turn = 0
-            await asyncio.sleep(0)
+    def _begin_from(self, version: int) -> None:
+        """A snapshot is whole."""
+        if version < self._newest:
+            # It would undo what came after it. A server that went back for good, as to a backup, is believed at last.
+            self._stale += 1
+            if self._stale <= _REFUSALS:
+                raise _TroubleError(f"a snapshot at version {version}, older than {self._newest}", relist=True)
+            _log.error("the API server's versions went back", version=version, before=self._newest)
+        self._stale = 0
+        self._version = self._newest = version
+
+    def _turn_is_over(self) -> bool:
+        """Whether other tasks must run now, however fast events come."""
+        self._turn = (self._turn + 1) % _TURN
+        return not self._turn
 
     def _refused(self, answer: Answer, body: bytes, *, initial: bool = False) -> _TroubleError:
         """What an answer other than 200 means."""

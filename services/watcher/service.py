@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any, Final, Protocol
 
 from services.common.backoff import Backoff
@@ -25,6 +26,7 @@ SILENCE_SECONDS: Final = 15.0
 _FIRST_PROBE_SECONDS: Final = 0.002
 _EAGER_SECONDS: Final = 5.0
 _SLOW_PROBE_SECONDS: Final = 0.5  # of what is not known to run for longer than that, as while an image is pulled
+_PROBES_PER_SECOND: Final = 2500.0  # of all together, so that a thousand starts leave time for their events
 _PROBES_AT_ONCE: Final = 32  # after a restart every agent is asked anew
 # A runtime revision is multiplied so that the watcher's own findings about it have room below the next one. Each
 # finding has a fixed number: two replicas that find the same thing give it the same revision.
@@ -32,6 +34,10 @@ _STEPS: Final = 4
 _STEP_READY: Final = 1
 _STEP_START_FAILED: Final = 2
 _STEP_VANISHED: Final = 3
+
+
+_PLACES: Final = {field.name: place for place, field in enumerate(fields(Observed))}
+_VALUES: Final = attrgetter(*_PLACES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +49,15 @@ class Restarted:
 class Synced:
     """The runtime has sent everything that existed when its stream began, or was Restarted."""
 
+    complete_revision: int = 0
+    """All changes up to this revision of the runtime have been told; 0: not stated. Here and below."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bookmark:
     """A sign of life of the runtime's stream."""
+
+    complete_revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +90,7 @@ class Seen:
     running: bool = True
     """With an endpoint: whether its processes are known to run. Before that the start timeout does not count."""
     give_up: GiveUp | None = None
+    complete_revision: int = 0
 
 
 Event = Seen | Synced | Bookmark | Restarted | Interrupted
@@ -137,9 +149,10 @@ class Watcher:
         self._sandboxes: dict[str, Observed] = {}
         self._probes: dict[str, _Probe] = {}
         self._probe_slots = asyncio.Semaphore(_PROBES_AT_ONCE)
-        self._give_ups: dict[str, asyncio.TimerHandle] = {}
+        self._give_ups: dict[str, tuple[GiveUp, asyncio.TimerHandle]] = {}
         self._hub: Hub[str, Observed] = Hub()
         self._synced = False
+        self._complete = 0
         self._heard: float | None = None
         self._why = ""
 
@@ -157,6 +170,11 @@ class Watcher:
     def synced(self) -> bool:
         """Whether what this replica knows is what the runtime has: its stream is open and has told everything."""
         return self._synced
+
+    @property
+    def complete_revision(self) -> int:
+        """Everything up to this revision, as those of sandboxes, is known here and has been published."""
+        return self._complete * _STEPS + _STEPS - 1 if self._complete else 0
 
     def wake(self) -> None:
         """Wake every subscriber, since the server stops."""
@@ -189,8 +207,8 @@ class Watcher:
                     await self._health.unwell(DEPENDENCY, f"silent for {self._silence:g} s{why}")
                 await asyncio.sleep(backoff.next())
         finally:
-            for timer in self._give_ups.values():
-                timer.cancel()
+            for uid in list(self._give_ups):
+                self._forget_timer(uid)
             tasks = [probe.task for probe in self._probes.values()]
             for task in tasks:
                 task.cancel()
@@ -224,6 +242,8 @@ class Watcher:
                         self._synced = True
                         backoff.reset()
                         await self._health.well(DEPENDENCY)
+                    if isinstance(event, (Seen, Synced, Bookmark)) and present is None:
+                        self._complete = max(self._complete, event.complete_revision)
             raise UnavailableError("the runtime's stream ended")
         finally:
             # From here on the cache is frozen. Subscribers hear that their stream ends and keep what they have.
@@ -243,15 +263,13 @@ class Watcher:
         if known is None:
             if not new.sandbox_id:
                 return  # the end of what was never known
-            new = replace(new, revision=revision)
+            new = _changed(new, revision=revision)
         elif revision <= known.revision:
             return
         else:
             new = _carried_on(known, new, revision)
-        self._forget_timer(uid)
+        self._set_timer(uid, seen.give_up if new.state is State.STARTING else None)
         if new.state is State.STARTING:
-            if seen.give_up is not None:
-                self._give_up_later(uid, seen.give_up)
             if new.endpoint:
                 self._ask(seen)
             if (
@@ -264,10 +282,15 @@ class Watcher:
                 return
         self._put(new)
 
-    def _give_up_later(self, uid: str, give_up: GiveUp) -> None:
-        self._give_ups[uid] = asyncio.get_running_loop().call_later(
-            max(0.0, (give_up.at_ms - now_ms()) / 1000), self._give_up, uid, give_up
-        )
+    def _set_timer(self, uid: str, give_up: GiveUp | None) -> None:
+        known = self._give_ups.get(uid)
+        if (known[0] if known is not None else None) == give_up:
+            return
+        self._forget_timer(uid)
+        if give_up is not None:
+            seconds = max(0.0, (give_up.at_ms - now_ms()) / 1000)
+            timer = asyncio.get_running_loop().call_later(seconds, self._give_up, uid, give_up)
+            self._give_ups[uid] = (give_up, timer)
 
     def _give_up(self, uid: str, give_up: GiveUp) -> None:
         self._give_ups.pop(uid, None)
@@ -326,7 +349,7 @@ class Watcher:
                 waited = f"{probe.timeout_seconds:g} s"
                 self._fail(uid, Reason.AGENT_START, f"its agent did not answer within the start timeout of {waited}")
                 return
-            await asyncio.sleep(delay)
+            await asyncio.sleep(max(delay, len(self._probes) / _PROBES_PER_SECOND))
             eager = probe.running_since is not None or loop.time() - began < _EAGER_SECONDS
             delay = min(delay * 1.5, self._interval if eager else _SLOW_PROBE_SECONDS)
 
@@ -346,8 +369,8 @@ class Watcher:
                 self._put(_carried_on(known, gone, base + _STEP_VANISHED))
 
     def _forget_timer(self, uid: str) -> None:
-        if (timer := self._give_ups.pop(uid, None)) is not None:
-            timer.cancel()
+        if (known := self._give_ups.pop(uid, None)) is not None:
+            known[1].cancel()
 
     def _put(self, new: Observed) -> None:
         if new.state is State.DELETED:
@@ -375,4 +398,12 @@ def _carried_on(known: Observed, new: Observed, revision: int) -> Observed:
         if new.reason is Reason.UNSPECIFIED and known.state in (State.FAILED, State.DELETING):
             # A consumer may be told of the last change alone.
             changes.update(reason=known.reason, message=known.message)
-    return replace(new, **changes)
+    return _changed(new, **changes)
+
+
+def _changed(seen: Observed, **changes: Any) -> Observed:
+    """As dataclasses.replace, in half the time: every event of a runtime passes here."""
+    values = list(_VALUES(seen))
+    for name, value in changes.items():
+        values[_PLACES[name]] = value
+    return Observed(*values)

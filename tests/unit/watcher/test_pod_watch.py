@@ -44,10 +44,11 @@ def pods_of(version: int, *found: dict[str, Any], more: str = "") -> bytes:
     return orjson.dumps({"kind": "PodList", "metadata": metadata, "items": found})
 
 
-def project(thing: dict[str, Any], *, removed: bool = False) -> Seen:
+def project(thing: dict[str, Any], *, removed: bool = False, complete_revision: int = 0) -> Seen:
     metadata = thing["metadata"]
     state = State.DELETED if removed else State.STARTING
-    return Seen(Observed("t", "id", metadata["uid"], int(metadata["resourceVersion"]), state), 0)
+    observed = Observed("t", "id", metadata["uid"], int(metadata["resourceVersion"]), state)
+    return Seen(observed, 0, complete_revision=complete_revision)
 
 
 LOST = ConnectionLostError("reset")
@@ -277,6 +278,21 @@ async def test_a_forgotten_version_costs_a_new_snapshot(gone: Answer) -> None:
     assert server.waits == [0]
 
 
+async def test_a_snapshot_older_than_what_is_known_undoes_nothing() -> None:
+    old = (change("a", 3, "ADDED"), bookmark(4, end=True))
+    server = Server(Answer(*SNAPSHOT), Answer(status=410), Answer(*old), Answer(*SNAPSHOT, FOR_EVER))
+    assert (await run(server)).endswith("restarted a3 interrupted restarted a3 b2 synced")
+    pages = Server(Answer(status=422), Answer(pods_of(8)), Answer(status=410), Answer(pods_of(7)), Answer(pods_of(9)))
+    assert (await run(pages)).endswith("restarted bookmark interrupted restarted bookmark synced bookmark")
+
+
+async def test_a_server_that_went_back_for_good_is_believed_in_the_end() -> None:
+    old = [Answer(change("a", 3, "ADDED"), bookmark(4, end=True)) for _ in range(4)]
+    server = Server(Answer(*SNAPSHOT), Answer(status=410), *old, Answer(change("a", 5), FOR_EVER))
+    assert (await run(server)).endswith("restarted a3 synced bookmark a5")
+    assert server.versions == ["", "5", "", "", "", "", "4"]
+
+
 async def test_versions_forgotten_again_and_again_are_not_asked_for_in_a_tight_loop() -> None:
     gone = [answer for _ in range(4) for answer in (Answer(status=410), Answer(*SNAPSHOT, lasts=10))]
     server = Server(Answer(*SNAPSHOT), *gone)
@@ -463,7 +479,8 @@ async def test_whoever_stops_listening_leaves_no_connection() -> None:
 
 
 async def test_counts_say_what_happened() -> None:
-    server = Server(Answer(*SNAPSHOT, LOST), Answer(bookmark(8)), Answer(status=410), Answer(*SNAPSHOT, FOR_EVER))
+    again = (*SNAPSHOT[:2], bookmark(9, end=True))
+    server = Server(Answer(*SNAPSHOT, LOST), Answer(bookmark(8)), Answer(status=410), Answer(*again, FOR_EVER))
     watch = watch_of(server)
     await told_by(watch, server)
     assert watch.counts == {

@@ -66,9 +66,10 @@ class Reconciler:
         """The watcher told of a change; the newest of each sandbox is kept until it is written.
 
         Only what changes a record: that a sandbox starts or is being removed, the scheduler knows from having asked for
-        it, and if it did not ask, what follows says so.
+        it, and if it did not ask, what follows says so. What holds a start up it cannot know.
         """
-        if seen.state in (State.READY, State.FAILED, State.DELETED):
+        says_why = seen.state is State.STARTING and (seen.message or seen.reason)
+        if says_why or seen.state in (State.READY, State.FAILED, State.DELETED):
             self._seen.publish(seen.uid, seen)
 
     def queue_counts(self) -> dict[str, int]:

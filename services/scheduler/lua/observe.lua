@@ -3,7 +3,7 @@
 -- other (another create's) or old.
 local tenant, id = ARGV[1], ARGV[2]
 local key = record_key(tenant, id)
-local r = redis.call('HMGET', key, 'state', 'request_id', 'revision', 'delete_reason', 'ready_ms', 'uid', 'create_ms')
+local r = redis.call('HMGET', key, 'state', 'request_id', 'revision', 'delete_reason', 'ready_ms', 'uid', 'create_ms', 'reason', 'message')
 if not r[1] then return 'missing' end
 if r[2] ~= ARGV[3] then
   -- An id is given again only after its end: what is older than the record is a leftover.
@@ -17,14 +17,18 @@ local now = now_ms()
 if r[1] == QUEUED then leave_queue(tenant, id) end
 redis.call('HSET', key, 'uid', ARGV[4], 'revision', ARGV[5])
 redis.call('ZREM', CLAIMED, member(tenant, id))
-local state = ARGV[6]
-if state == FAILED then
-  finish(tenant, id, FAILED, ARGV[7], ARGV[8], now)
-elseif state == DELETED then
+local state, reason, message = ARGV[6], ARGV[7], ARGV[8]
+if state == FAILED or state == DELETED then
   if r[4] ~= '' then
+    -- It was to go, and went; how it ended on its way is nobody's loss.
     finish(tenant, id, DELETED, r[4], '', now)
-  else
+  elseif reason == REASON_EXPIRED then
+    -- The runtime ended it at the end of its life, before the reaper did.
+    finish(tenant, id, DELETED, reason, message, now)
+  elseif state == DELETED and reason == REASON_NONE then
     finish(tenant, id, FAILED, REASON_EXTERNAL, 'it was removed without the platform being asked', now)
+  else
+    finish(tenant, id, FAILED, reason, message, now)
   end
 elseif r[1] ~= DELETING then
   count(tenant, key, '1')
@@ -32,8 +36,10 @@ elseif r[1] ~= DELETING then
     redis.call('HSET', key, 'ready_ms', ARGV[9], 'last_active_ms', text(now), 'last_heartbeat_ms', text(now))
     lease(tenant, id)
   end
-  if state ~= r[1] then
-    redis.call('HSET', key, 'state', state, 'message', ARGV[8])
+  -- A watcher that has just started has not asked the agent again yet: what was READY does not start anew.
+  local again = r[1] == READY and state == STARTING
+  if not again and (state ~= r[1] or reason ~= r[8] or message ~= r[9]) then
+    redis.call('HSET', key, 'state', state, 'reason', reason, 'message', message)
     changed(tenant, id)
   end
 end

@@ -73,6 +73,50 @@ class TestObserve:
     async def test_an_unknown_sandbox_is_missing(self, store: LeaseStore) -> None:
         assert await store.observe(seen(wanted("a"), State.READY, 1)) == "missing"
 
+    async def test_what_holds_a_start_up_is_shown_until_it_is_ready(self, store: LeaseStore) -> None:
+        record = wanted("a")
+        await started(store, record)
+        told = []
+
+        async def shown(revision: int, state: State, **more) -> None:
+            await store.observe(seen(record, state, revision, **more))
+            found = await store.get(("t", "a"))
+            assert found is not None
+            told.append((found.state, found.reason, found.message))
+
+        await shown(5, State.STARTING, reason=Reason.UNSCHEDULABLE, message="no node")
+        await shown(6, State.STARTING, message="being made")
+        await shown(7, State.READY)
+        await shown(8, State.STARTING, message="being made")
+        assert told == [
+            (State.STARTING, Reason.UNSCHEDULABLE, "no node"),
+            (State.STARTING, Reason.UNSPECIFIED, "being made"),
+            (State.READY, Reason.UNSPECIFIED, ""),
+            (State.READY, Reason.UNSPECIFIED, ""),
+        ]
+
+    async def test_what_was_to_go_did_not_fail_on_its_way(self, store: LeaseStore) -> None:
+        record = wanted("a")
+        await started(store, record)
+        await delete(store, ("t", "a"), "u1", Reason.REQUESTED)
+        await store.observe(seen(record, State.STARTING, 5, reason=Reason.IMAGE_PULL, message="no image"))
+        assert await state_of(store, record) == (State.DELETING, Reason.REQUESTED)
+        await store.observe(seen(record, State.FAILED, 6, reason=Reason.NODE_LOST))
+        assert await state_of(store, record) == (State.DELETED, Reason.REQUESTED)
+
+    async def test_an_end_of_which_only_the_last_word_came_keeps_its_reason(self, store: LeaseStore) -> None:
+        record = wanted("a")
+        await started(store, record)
+        await store.observe(seen(record, State.DELETED, 6, reason=Reason.NODE_LOST, message="node-7 is gone"))
+        assert await state_of(store, record) == (State.FAILED, Reason.NODE_LOST)
+
+    @pytest.mark.parametrize("state", [State.FAILED, State.DELETED])
+    async def test_the_runtimes_own_end_of_a_life_is_an_expiry(self, store: LeaseStore, state: State) -> None:
+        record = wanted("a")
+        await started(store, record)
+        await store.observe(seen(record, state, 6, reason=Reason.EXPIRED, message="DeadlineExceeded"))
+        assert await state_of(store, record) == (State.DELETED, Reason.EXPIRED)
+
     async def test_the_end_is_final(self, store: LeaseStore) -> None:
         record = wanted("a")
         await started(store, record)

@@ -1,14 +1,17 @@
 """Fan-out of changes to any number of subscribers, none of which can slow another or lose the latest value.
 
-A subscriber's backlog keeps only the newest value of each key, so it is bounded by the number of keys.
+A subscriber's backlog keeps only the newest value of each key. Where keys come and go without end, it has a bound too.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 from types import TracebackType
 from typing import Generic, Self, TypeVar
+
+from services.common.errors import UnavailableError
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -17,9 +20,11 @@ V = TypeVar("V")
 class Subscription(Generic[K, V]):
     """One subscriber's backlog; a context manager that ends the subscription."""
 
-    def __init__(self, hub: Hub[K, V], initial: Iterable[tuple[K, V]]) -> None:
+    def __init__(self, hub: Hub[K, V], initial: Iterable[tuple[K, V]], most_pending: int | None) -> None:
         self._hub = hub
         self._pending: dict[K, V] = dict(initial)
+        self._most_pending = most_pending
+        self._over: UnavailableError | None = None
         self._changed = asyncio.Event()
         if self._pending:
             self._changed.set()
@@ -34,7 +39,12 @@ class Subscription(Generic[K, V]):
 
     def put(self, key: K, value: V) -> None:
         """Note a change; an older one of the same key is replaced and moves to the end."""
+        if self._over is not None:
+            return
         self._pending.pop(key, None)
+        if self._most_pending is not None and len(self._pending) >= self._most_pending:
+            self.end(UnavailableError("the reader was too slow; watch again", reason="WATCH_OVERRUN"))
+            return
         self._pending[key] = value
         self._changed.set()
 
@@ -42,27 +52,43 @@ class Subscription(Generic[K, V]):
         """Let `next` return although nothing changed."""
         self._changed.set()
 
+    def end(self, why: UnavailableError) -> None:
+        """Let `next` raise from now on; what is pending is dropped."""
+        self._over = why
+        self._pending.clear()
+        self._changed.set()
+
     async def next(self, timeout_seconds: float) -> list[V]:
-        """The changes since the last call, oldest first; empty after `timeout_seconds` without one, or when woken."""
-        try:
+        """The changes since the last call, oldest first; empty after `timeout_seconds` without one, or when woken.
+
+        Raises:
+            UnavailableError: it was overrun or ended: what follows is not known without a new snapshot.
+        """
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 await self._changed.wait()
-        except TimeoutError:
-            return []
+        # Also after a timeout: a change may have come with it, and an empty answer says that there was none.
+        if self._over is not None:
+            raise self._over
         self._changed.clear()
         pending, self._pending = self._pending, {}
         return list(pending.values())
 
 
 class Hub(Generic[K, V]):
-    """Where changes are published."""
+    """Where changes are published.
 
-    def __init__(self) -> None:
+    A subscriber with `most_pending` keys that it has not read is overrun by the next one. None: no bound, for keys that
+    are few, or a subscriber that must miss nothing.
+    """
+
+    def __init__(self, *, most_pending: int | None = None) -> None:
+        self._most_pending = most_pending
         self._subscriptions: set[Subscription[K, V]] = set()
 
     def subscribe(self, initial: Iterable[tuple[K, V]] = ()) -> Subscription[K, V]:
         """A new subscription that starts with `initial`. Snapshot and subscribe without an await in between."""
-        subscription = Subscription(self, initial)
+        subscription = Subscription(self, initial, self._most_pending)
         self._subscriptions.add(subscription)
         return subscription
 
@@ -84,3 +110,8 @@ class Hub(Generic[K, V]):
         """Wake every subscriber, for instance since the server stops."""
         for subscription in self._subscriptions:
             subscription.wake()
+
+    def end(self, why: UnavailableError) -> None:
+        """End every subscription that there is."""
+        for subscription in self._subscriptions:
+            subscription.end(why)

@@ -2,6 +2,10 @@
 
 Gateways route by it, the scheduler writes records from it. Losing the stream keeps the cache as it is; a new stream's
 snapshot is a diff, so sandboxes that vanished in between become DELETED and wake their waiters.
+
+The new stream may be another replica's, and that may lag: then it has not heard yet of sandboxes that are known here.
+It says how far it has come, so until it has come as far as the newest change known here, nothing is dropped and the
+cache is not live.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import grpc
@@ -30,7 +34,13 @@ from services.common.tls import ClientTls
 _log = get_logger(__name__)
 
 DEPENDENCY: Final = "watcher"
-_SILENCE_SECONDS: Final = 15.0  # three bookmark intervals
+_BEHIND: Final = "it lags behind what was known"
+_BOOKMARK_SECONDS: Final = 5.0
+_SILENCE_SECONDS: Final = 3 * _BOOKMARK_SECONDS
+# A replica that lags for longer may be cut off itself, and another one not.
+_BEHIND_SECONDS: Final = 10.0
+# Longer than any watcher talks without hearing of its runtime. If all lag for so long, the runtime has gone back.
+_GONE_BACK_SECONDS: Final = 300.0
 _ENDED_KEPT: Final = 10_000
 
 Key = tuple[str, str]
@@ -40,6 +50,24 @@ Key = tuple[str, str]
 def clock_ms() -> int:
     """Milliseconds of a clock that no correction of the time moves, to measure how long something lasts."""
     return int(time.monotonic() * 1000)
+
+
+class _BehindError(Exception):
+    """A stream lags."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """How far one stream has come."""
+
+    began: float
+    seen: set[str] = field(default_factory=set)
+    """Uids that it has named, until it has caught up."""
+    told: bool = False
+    """Whether its snapshot is over."""
+    complete: int = 0
+    """The revision up to which it has told everything."""
+    caught_up: bool = False
 
 
 class WatchCache:
@@ -67,12 +95,19 @@ class WatchCache:
         self._ended_uid_of: dict[Key, str] = {}
         # One hub a key: in a burst of creates a waiter must not wake for every other sandbox's event.
         self._waiters: dict[Key, Hub[Key, Observed]] = {}
+        self._newest = 0
+        self._behind_since: float | None = None
         self.synced = False
         """Whether the runtime's sandboxes were known once; they may be out of date since."""
         self.live = False
-        """Whether they are known now: True from the end of a stream's snapshot until that stream is lost."""
+        """Whether they are known now: from when a stream has told all that was known before until it is lost."""
         self.heard_ms = 0
         """When the watcher last said anything, in milliseconds of the clock that `clock_ms` reads."""
+
+    @property
+    def current(self) -> bool:
+        """Whether what is not known here is not there: live, and the watcher has spoken when it should."""
+        return self.live and clock_ms() - self.heard_ms < 1500 * _BOOKMARK_SECONDS
 
     def get(self, tenant: str, sandbox_id: str) -> Observed | None:
         """The living sandbox of this id, else the last one that ended and is still remembered."""
@@ -112,14 +147,15 @@ class WatchCache:
             try:
                 await self._follow(backoff)
             except grpc.aio.AioRpcError as error:
+                self._behind_since = None
                 await self._health.unwell(DEPENDENCY, error.code().name, detail=error.details() or "")
             except TimeoutError:
+                self._behind_since = None
                 await self._health.unwell(DEPENDENCY, f"silent for {_SILENCE_SECONDS:g} s")
             await asyncio.sleep(backoff.next())
 
     async def _follow(self, backoff: Backoff) -> None:
-        seen: set[str] = set()
-        synced = False
+        stream = _Stream(asyncio.get_running_loop().time())
         async with connect(self._address, self._tls) as channel:
             request = watch_service_pb2.WatchSandboxesRequest(include_spec=self._include_spec)
             call = watch_service_pb2_grpc.WatchServiceStub(channel).WatchSandboxes(request)
@@ -130,19 +166,56 @@ class WatchCache:
                     if not isinstance(response, watch_service_pb2.WatchSandboxesResponse):
                         return  # the end of the stream
                     self.heard_ms = clock_ms()
-                    if response.HasField("sandbox"):
-                        if not synced:
-                            seen.add(response.sandbox.uid)
-                        self._apply(observed.from_proto(response.sandbox))
-                    elif response.HasField("synced"):
-                        self._drop_unseen(seen)
-                        synced = self.synced = self.live = True
+                    if self._take(stream, response):
+                        self._behind_since = None
+                        self.synced = self.live = True
                         backoff.reset()
                         await self._health.well(DEPENDENCY)
                         self._on_synced()
+                    elif stream.told and not stream.caught_up:
+                        await self._behind(stream)
+            except _BehindError as error:
+                await self._health.unwell(DEPENDENCY, str(error))
             finally:
                 self.live = False
                 call.cancel()
+
+    def _take(self, stream: _Stream, response: watch_service_pb2.WatchSandboxesResponse) -> bool:
+        """Take the next message of a stream; whether with it the stream has caught up with what was known."""
+        if response.HasField("sandbox"):
+            if not stream.caught_up:
+                stream.seen.add(response.sandbox.uid)
+            self._newest = max(self._newest, response.sandbox.revision)
+            self._apply(observed.from_proto(response.sandbox))
+        elif response.HasField("synced"):
+            stream.told = True
+        stream.complete = max(stream.complete, response.complete_revision)
+        if stream.caught_up or not stream.told or stream.complete < self._newest:
+            return False
+        stream.caught_up = True
+        self._drop_unseen(stream.seen)
+        stream.seen.clear()
+        return True
+
+    async def _behind(self, stream: _Stream) -> None:
+        """Note that a stream lags.
+
+        Raises:
+            _BehindError: it has lagged for so long that another one may be better.
+            RuntimeError: every stream has, so that nothing but a new beginning helps.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._behind_since is None:
+            self._behind_since = now
+            _log.warning("this watcher lags", complete_revision=stream.complete, known_revision=self._newest)
+        await self._health.unwell(DEPENDENCY, _BEHIND)
+        if now - self._behind_since > _GONE_BACK_SECONDS:
+            raise RuntimeError(
+                f"every watcher is behind revision {self._newest} for {_GONE_BACK_SECONDS:g} s: the runtime has gone "
+                "back, as after a restored backup, and what is known of it here is worth nothing"
+            )
+        if now - stream.began > _BEHIND_SECONDS:
+            raise _BehindError(_BEHIND)
 
     def _apply(self, new: Observed) -> None:
         known = self._by_uid.get(new.uid) or self._ended.get(new.uid)

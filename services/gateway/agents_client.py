@@ -69,7 +69,7 @@ class Agents:
                 tenant, sandbox_id, lambda now: now.state is not State.STARTING, _UNKNOWN_SECONDS
             )
         if seen is None:
-            if not self._cache.live:
+            if not self._cache.current:
                 # It may well exist: nobody tells this gateway at the moment.
                 raise UnavailableError("the gateway does not see the sandboxes now; retry", reason="SANDBOXES_UNSEEN")
             raise NotFoundError(

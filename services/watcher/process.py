@@ -46,18 +46,18 @@ class NodeRuntime:
             call = stub.WatchSandboxes(node_service_pb2.WatchSandboxesRequest())
             try:
                 async for response in call:
-                    event = response.WhichOneof("event")
+                    event, complete = response.WhichOneof("event"), response.complete_revision
                     if event == "sandbox":
-                        yield _seen(response.sandbox)
+                        yield _seen(response.sandbox, complete)
                     else:
-                        yield Synced() if event == "synced" else Bookmark()
+                        yield Synced(complete) if event == "synced" else Bookmark(complete)
             except grpc.aio.AioRpcError as error:
                 raise UnavailableError(f"the node daemon's stream broke: {error.code().name}") from None
             finally:
                 call.cancel()
 
 
-def _seen(sandbox: node_pb2.NodeSandbox) -> Seen:
+def _seen(sandbox: node_pb2.NodeSandbox, complete_revision: int) -> Seen:
     running = sandbox.phase == node_pb2.NODE_SANDBOX_PHASE_RUNNING
     return Seen(
         Observed(
@@ -76,6 +76,7 @@ def _seen(sandbox: node_pb2.NodeSandbox) -> Seen:
             spec=sandbox.spec.SerializeToString(deterministic=True),
         ),
         start_timeout_seconds=seconds_of(sandbox.spec.start_timeout) or 60.0,
+        complete_revision=complete_revision,
     )
 
 

@@ -30,18 +30,24 @@ class WatchServicer(watch_service_pb2_grpc.WatchServiceServicer):
         """Stream the snapshot, Synced, then changes."""
         response = watch_service_pb2.WatchSandboxesResponse
         snapshot, subscription = self._watcher.subscribe()
+        complete = self._watcher.complete_revision
         with subscription:
             for sandbox in snapshot:
                 yield response(sandbox=to_proto(sandbox, include_spec=request.include_spec))
-            yield response(synced=watch_service_pb2.Synced())
+            yield response(synced=watch_service_pb2.Synced(), complete_revision=complete)
             while not self._stopping.is_set():
                 changes = await subscription.next(_BOOKMARK_SECONDS)
+                # Of the same moment as the changes: nothing is published between the two.
+                complete = self._watcher.complete_revision
                 if not self._watcher.synced:
                     raise UnavailableError(
                         "this watcher has lost the runtime; start another stream", reason="WATCHER_NOT_SYNCED"
                     )
-                for sandbox in changes:
+                for sandbox in changes[:-1]:
                     yield response(sandbox=to_proto(sandbox, include_spec=request.include_spec))
+                for sandbox in changes[-1:]:
+                    last = to_proto(sandbox, include_spec=request.include_spec)
+                    yield response(sandbox=last, complete_revision=complete)
                 if not changes:
-                    yield response(bookmark=watch_service_pb2.Bookmark())
+                    yield response(bookmark=watch_service_pb2.Bookmark(), complete_revision=complete)
         raise UnavailableError("the watcher stops; start another stream", reason="SERVER_STOPPING")

@@ -11,13 +11,16 @@ import json
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from services.common.logs import get_logger
 from services.local.node.model import Phase, Record
 from services.local.runtime.model import Reason, Request, Resources
 
 _log = get_logger(__name__)
+
+_REVISION: Final = "revision"
+_REVISIONS_A_START: Final = 1_000_000_000  # more changes than a daemon makes in its life
 
 
 class Journal:
@@ -53,6 +56,22 @@ class Journal:
     def remove(self, uid: str) -> None:
         """Forget a record."""
         self._path(uid).unlink(missing_ok=True)
+
+    def first_revision(self, at_least: int) -> int:
+        """A revision above all that were ever told from this folder, whatever the clock says, and at least so high."""
+        path = self._folder / _REVISION
+        try:
+            known = int(path.read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            known = 0
+        first = max(at_least, known)
+        try:
+            temporary = path.with_suffix(".new")
+            temporary.write_text(str(first + _REVISIONS_A_START), encoding="ascii")
+            temporary.replace(path)
+        except OSError as error:
+            _log.warning("the revision could not be journalled", error=str(error))
+        return first
 
     def read_all(self) -> list[Record]:
         """Every record as it last was. A file that cannot be understood is put aside and told of."""

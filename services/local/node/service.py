@@ -8,17 +8,18 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from services.common.errors import (
     AlreadyExistsError,
     InternalError,
     NotFoundError,
     ResourceExhaustedError,
+    UnavailableError,
 )
+from services.common.hub import Hub
 from services.common.logs import get_logger
 from services.common.tasks import TaskGroup
-from services.local.node.hub import Hub
 from services.local.node.journal import Journal
 from services.local.node.model import Phase, Record
 from services.local.runtime.images import Progress
@@ -29,6 +30,8 @@ from services.local.runtime.steps import StartError
 _log = get_logger(__name__)
 
 BOOKMARK_SECONDS: Final = 5.0
+# Sandboxes that come and go while a watcher does not read; past that it starts over with a fresh snapshot.
+_MOST_PENDING: Final = 100_000
 
 
 class Runtime(Protocol):
@@ -100,6 +103,15 @@ class Creation:
     expire_time: float
 
 
+class Told(NamedTuple):
+    """What a watcher is told at once, in the order of change: with it, everything up to `revision` has been told."""
+
+    records: Sequence[Record]
+    revision: int
+    snapshot: bool = False
+    """These are all that there are."""
+
+
 class Node:
     """Owns the sandboxes of this machine."""
 
@@ -118,14 +130,13 @@ class Node:
         self._journal = journal
         self._tasks = tasks
         self._clock = clock
-        self._hub = Hub()
+        self._hub: Hub[str, Record] = Hub(most_pending=_MOST_PENDING)
         self._records: dict[str, Record] = {}
         self._by_key: dict[tuple[str, str], str] = {}
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._deletes: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(concurrent_starts)
-        # Microseconds since the epoch: above every revision of daemons before this one, which grow by one a change.
-        self._revision = int(clock() * 1e6)
+        self._revision = 0
 
     @property
     def running(self) -> int:
@@ -139,7 +150,10 @@ class Node:
     async def start(self) -> None:
         """Take over what the daemon before this one left, then watch."""
         records = await asyncio.to_thread(self._journal.read_all)
-        self._revision = max([self._revision, *(record.revision for record in records)])
+        # Microseconds since the epoch, which grow faster than changes come; and never below what was told before, also
+        # where the clock was set back.
+        at_least = max([int(self._clock() * 1e6), *(record.revision for record in records)])
+        self._revision = await asyncio.to_thread(self._journal.first_revision, at_least)
         for record in records:
             self._records[record.uid] = record
             self._by_key[record.key] = record.uid
@@ -200,7 +214,7 @@ class Node:
             ) from None
         self._records[record.uid] = record
         self._by_key[key] = record.uid
-        self._hub.publish(record)
+        self._hub.publish(record.uid, record)
         self._starts[record.uid] = self._tasks.start(f"start {record.uid}", self._start(request), forever=False)
         return record
 
@@ -294,19 +308,23 @@ class Node:
             raise NotFoundError(f"no sandbox with uid {uid!r} on this node", reason="SANDBOX_NOT_FOUND", uid=uid)
         return self._change(uid, expire_time=expire_time)
 
-    async def watch(self) -> AsyncGenerator[list[Record] | None, None]:
-        """Batches of records: first all, then None (synced), then changes; an empty batch is a sign of life."""
-        with self._hub.subscribe(self._records.values()) as subscription:
-            if snapshot := subscription.take():
-                yield snapshot
-            yield None
-            async for batch in subscription.batches(BOOKMARK_SECONDS):
-                yield batch
+    async def watch(self) -> AsyncGenerator[Told, None]:
+        """First all sandboxes, then changes as they come; nothing new is told now and then as a sign of life.
+
+        Raises:
+            UnavailableError: the watcher was too slow, or the daemon stops.
+        """
+        with self._hub.subscribe() as subscription:
+            # Taken in one turn of the event loop, nothing falls between the two.
+            yield Told(list(self._records.values()), self._revision, snapshot=True)
+            while True:
+                changes = await subscription.next(BOOKMARK_SECONDS)
+                yield Told(changes, self._revision)
 
     async def end_watches(self, stopping: asyncio.Event) -> None:
         """End every watch with UNAVAILABLE once the server stops."""
         await stopping.wait()
-        self._hub.close()
+        self._hub.end(UnavailableError("the node daemon stops; watch again", reason="SERVER_STOPPING"))
 
     def list_images(self, after: str, count: int) -> list[Image]:
         """Up to `count` images whose names come after `after`."""
@@ -358,5 +376,5 @@ class Node:
                 # A full disk must not keep sandboxes from ending: that is what frees it. A daemon that is restarted
                 # meanwhile reads the record as it was and finds out again what became of the sandbox.
                 _log.error("a change could not be journalled", uid=uid, phase=record.phase.value, error=str(error))
-        self._hub.publish(record)
+        self._hub.publish(record.uid, record)
         return record

@@ -12,7 +12,7 @@ from orchard.sandbox.v1 import sandbox_pb2
 
 from services.common.validation import Fields
 from services.local.node.model import Record
-from services.local.node.service import Creation, Node
+from services.local.node.service import Creation, Node, Told
 from services.local.runtime.model import Image, Request, Resources
 
 _HOST: Final = sandbox_pb2.NETWORK_MODE_HOST
@@ -49,8 +49,8 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
     async def WatchSandboxes(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802, ARG002
         """See the proto."""
         async with aclosing(self._node.watch()) as batches:
-            async for batch in batches:
-                for event in _events(batch):
+            async for told in batches:
+                for event in _events(told):
                     yield event
 
     async def ImportImage(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802, ARG002
@@ -99,12 +99,15 @@ class NodeServicer(node_service_pb2_grpc.NodeServiceServicer):
         )
 
 
-def _events(batch: list[Record] | None) -> list[Any]:
-    if batch is None:
-        return [node_service_pb2.WatchSandboxesResponse(synced=node_service_pb2.Synced())]
-    if not batch:
-        return [node_service_pb2.WatchSandboxesResponse(bookmark=node_service_pb2.Bookmark())]
-    return [node_service_pb2.WatchSandboxesResponse(sandbox=_to_proto(record)) for record in batch]
+def _events(told: Told) -> list[Any]:
+    response = node_service_pb2.WatchSandboxesResponse
+    events = [response(sandbox=_to_proto(record)) for record in told.records]
+    if told.snapshot:
+        events.append(response(synced=node_service_pb2.Synced()))
+    elif not events:
+        events.append(response(bookmark=node_service_pb2.Bookmark()))
+    events[-1].complete_revision = told.revision
+    return events
 
 
 def _check_uid(uid: str) -> None:

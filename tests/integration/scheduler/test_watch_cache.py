@@ -17,7 +17,7 @@ from services.common.states import State
 from services.common.watch_cache import WatchCache
 
 Response = watch_service_pb2.WatchSandboxesResponse
-SYNCED = Response(synced=watch_service_pb2.Synced())
+SYNCED = Response(synced=watch_service_pb2.Synced(), complete_revision=100)
 BOOKMARK = Response(bookmark=watch_service_pb2.Bookmark())
 
 
@@ -26,10 +26,14 @@ class Scripted(watch_service_pb2_grpc.WatchServiceServicer):
 
     def __init__(self) -> None:
         self.messages: asyncio.Queue[watch_service_pb2.WatchSandboxesResponse | None] = asyncio.Queue()
+        self.ended: asyncio.Queue[None] = asyncio.Queue()
 
     async def WatchSandboxes(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        while (message := await self.messages.get()) is not None:
-            yield message
+        try:
+            while (message := await self.messages.get()) is not None:
+                yield message
+        finally:
+            self.ended.put_nowait(None)
 
 
 def ready(sandbox_id: str, revision: int = 1) -> watch_service_pb2.WatchSandboxesResponse:
@@ -109,3 +113,96 @@ async def test_a_waiter_wakes_only_for_its_own_sandbox(tmp_path: Path) -> None:
         assert found is not None
         assert (found.revision, looked) == (3, [1, 3])
         assert not cache._waiters
+
+
+def synced_to(revision: int) -> watch_service_pb2.WatchSandboxesResponse:
+    return Response(synced=watch_service_pb2.Synced(), complete_revision=revision)
+
+
+async def test_a_watcher_that_lags_drops_nothing_until_it_has_caught_up(tmp_path: Path) -> None:
+    async with watched(tmp_path) as (scripted, cache, synced):
+        for message in (ready("old", 3), ready("new", 8), synced_to(8)):
+            scripted.messages.put_nowait(message)
+        await asyncio.wait_for(synced.get(), 10)
+        scripted.messages.put_nowait(None)
+        # Another one, which has not heard of `new` and believes `old` to be as it was long ago.
+        for message in (ready("old", 1), ready("other", 4), synced_to(5)):
+            scripted.messages.put_nowait(message)
+        assert await known(cache, "other")
+        await unwell(cache)
+        assert (cache.live, synced.empty()) == (False, True)
+        assert [cache.get("t", name).revision for name in ("old", "new")] == [3, 8]  # type: ignore[union-attr]
+        # It hears, in one batch, that `new` is there and `old` is not.
+        gone = Observed("t", "old", "u-old", 7, State.DELETED)
+        scripted.messages.put_nowait(Response(sandbox=to_proto(gone, include_spec=False)))
+        scripted.messages.put_nowait(ready("new", 8))
+        assert await cache.wait("t", "old", lambda seen: seen.state is State.DELETED, 10)
+        assert not cache.live  # there is more to come
+        scripted.messages.put_nowait(Response(bookmark=watch_service_pb2.Bookmark(), complete_revision=8))
+        assert await asyncio.wait_for(synced.get(), 10)
+        assert {seen.sandbox_id for seen in cache.living()} == {"new", "other"}
+
+
+async def test_what_is_gone_goes_when_the_watcher_has_caught_up(tmp_path: Path) -> None:
+    async with watched(tmp_path) as (scripted, cache, synced):
+        for message in (ready("a", 3), ready("b", 8), synced_to(8)):
+            scripted.messages.put_nowait(message)
+        await asyncio.wait_for(synced.get(), 10)
+        scripted.messages.put_nowait(None)
+        for message in (ready("b", 6), synced_to(6)):
+            scripted.messages.put_nowait(message)
+        await unwell(cache)
+        assert cache.get("t", "a").state is State.READY  # type: ignore[union-attr]
+        scripted.messages.put_nowait(Response(bookmark=watch_service_pb2.Bookmark(), complete_revision=9))
+        assert await cache.wait("t", "a", lambda seen: seen.state is State.DELETED, 10)
+        assert await asyncio.wait_for(synced.get(), 10)
+        assert cache.get("t", "b").state is State.READY  # type: ignore[union-attr]
+
+
+async def test_another_watcher_is_tried_when_one_lags_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_cache, "_BEHIND_SECONDS", 0.0)
+    async with watched(tmp_path) as (scripted, cache, synced):
+        for message in (ready("a", 3), synced_to(3), None):
+            scripted.messages.put_nowait(message)
+        await asyncio.wait_for(synced.get(), 10)
+        scripted.messages.put_nowait(synced_to(2))
+        for _ in range(2):
+            await asyncio.wait_for(scripted.ended.get(), 10)
+        for message in (ready("a", 3), synced_to(3)):  # of the next stream
+            scripted.messages.put_nowait(message)
+        assert await asyncio.wait_for(synced.get(), 10)
+        assert cache.get("t", "a").state is State.READY  # type: ignore[union-attr]
+
+
+async def test_a_runtime_that_has_gone_back_needs_a_new_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_cache, "_GONE_BACK_SECONDS", -1.0)
+    async with watched(tmp_path) as (scripted, _cache, synced):
+        for message in (ready("a", 3), synced_to(3), None, synced_to(2)):
+            scripted.messages.put_nowait(message)
+        await asyncio.wait_for(synced.get(), 10)
+        (running,) = (task for task in asyncio.all_tasks() if task.get_coro().__qualname__ == "WatchCache.run")
+        with pytest.raises(RuntimeError, match="gone back"):
+            await asyncio.wait_for(asyncio.shield(running), 10)
+
+
+async def test_what_is_not_known_is_not_there_only_while_the_watcher_speaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1_000]
+    monkeypatch.setattr(watch_cache, "clock_ms", lambda: now[0])
+    async with watched(tmp_path) as (scripted, cache, synced):
+        assert not cache.current
+        scripted.messages.put_nowait(SYNCED)
+        await asyncio.wait_for(synced.get(), 10)
+        assert cache.current
+        now[0] += 8_000
+        assert (cache.live, cache.current) == (True, False)
+
+
+async def unwell(cache: WatchCache) -> None:
+    """Wait until the cache says that its watcher lags."""
+    async with asyncio.timeout(10):
+        while "lags" not in cache._health.wrong.get(watch_cache.DEPENDENCY, ""):
+            await asyncio.sleep(0)

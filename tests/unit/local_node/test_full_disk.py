@@ -53,8 +53,8 @@ async def running(tmp_path: Path, tasks: TaskGroup) -> tuple[Node, Runtime, Reco
     node = Node(runtime, None, Journal(tmp_path), tasks, concurrent_starts=1)
     request = Request("", "alpha")
     record = await node.create(Creation("t", "r", "h", b"", request, 0.0))
-    async for batch in node.watch():
-        if batch and batch[-1].phase is Phase.RUNNING:
+    async for told in node.watch():
+        if told.records and told.records[-1].phase is Phase.RUNNING:
             break
     return node, runtime, record, tmp_path / f"{record.uid}.jsonl"
 

@@ -216,6 +216,11 @@ class WatchSandboxesResponse(_message.Message):
     SANDBOX_FIELD_NUMBER: _builtins.int
     SYNCED_FIELD_NUMBER: _builtins.int
     BOOKMARK_FIELD_NUMBER: _builtins.int
+    COMPLETE_REVISION_FIELD_NUMBER: _builtins.int
+    complete_revision: _builtins.int
+    """Everything that changed up to this revision (NodeSandbox.revision) has been told, with this message. Zero: with one that
+    follows at once.
+    """
     @_builtins.property
     def sandbox(self) -> _node_pb2.NodeSandbox:
         """A sandbox as it is now."""
@@ -234,10 +239,11 @@ class WatchSandboxesResponse(_message.Message):
         sandbox: _node_pb2.NodeSandbox | None = ...,
         synced: Global___Synced | None = ...,
         bookmark: Global___Bookmark | None = ...,
+        complete_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "event", b"event", "sandbox", b"sandbox", "synced", b"synced"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "event", b"event", "sandbox", b"sandbox", "synced", b"synced"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "complete_revision", b"complete_revision", "event", b"event", "sandbox", b"sandbox", "synced", b"synced"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["sandbox", "synced", "bookmark"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015

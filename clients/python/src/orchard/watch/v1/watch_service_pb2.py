@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from orchard.sandbox.v1 import sandbox_pb2 as orchard_dot_sandbox_dot_v1_dot_sandbox__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$orchard/watch/v1/watch_service.proto\x12\x10orchard.watch.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a orchard/sandbox/v1/sandbox.proto\"-\n\x15WatchSandboxesRequest\x12\x14\n\x0cinclude_spec\x18\x01 \x01(\x08\"\xb1\x01\n\x16WatchSandboxesResponse\x12\x32\n\x07sandbox\x18\x01 \x01(\x0b\x32\x1f.orchard.watch.v1.SandboxStatusH\x00\x12*\n\x06synced\x18\x02 \x01(\x0b\x32\x18.orchard.watch.v1.SyncedH\x00\x12.\n\x08\x62ookmark\x18\x03 \x01(\x0b\x32\x1a.orchard.watch.v1.BookmarkH\x00\x42\x07\n\x05\x65vent\"\xd8\x03\n\rSandboxStatus\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nsandbox_id\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\x04\x12/\n\x05state\x18\x05 \x01(\x0e\x32 .orchard.sandbox.v1.SandboxState\x12\x31\n\x06reason\x18\x06 \x01(\x0e\x32!.orchard.sandbox.v1.SandboxReason\x12\x0f\n\x07message\x18\x07 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x08 \x01(\t\x12/\n\x0b\x63reate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nready_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nrequest_id\x18\x0c \x01(\t\x12\x11\n\tspec_hash\x18\r \x01(\t\x12-\n\x04spec\x18\x0e \x01(\x0b\x32\x1f.orchard.sandbox.v1.SandboxSpec\x12\x15\n\ragent_version\x18\x0f \x01(\t\"\x08\n\x06Synced\"\n\n\x08\x42ookmark2u\n\x0cWatchService\x12\x65\n\x0eWatchSandboxes\x12\'.orchard.watch.v1.WatchSandboxesRequest\x1a(.orchard.watch.v1.WatchSandboxesResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$orchard/watch/v1/watch_service.proto\x12\x10orchard.watch.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a orchard/sandbox/v1/sandbox.proto\"-\n\x15WatchSandboxesRequest\x12\x14\n\x0cinclude_spec\x18\x01 \x01(\x08\"\xcc\x01\n\x16WatchSandboxesResponse\x12\x32\n\x07sandbox\x18\x01 \x01(\x0b\x32\x1f.orchard.watch.v1.SandboxStatusH\x00\x12*\n\x06synced\x18\x02 \x01(\x0b\x32\x18.orchard.watch.v1.SyncedH\x00\x12.\n\x08\x62ookmark\x18\x03 \x01(\x0b\x32\x1a.orchard.watch.v1.BookmarkH\x00\x12\x19\n\x11\x63omplete_revision\x18\x04 \x01(\x04\x42\x07\n\x05\x65vent\"\xd8\x03\n\rSandboxStatus\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nsandbox_id\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\x04\x12/\n\x05state\x18\x05 \x01(\x0e\x32 .orchard.sandbox.v1.SandboxState\x12\x31\n\x06reason\x18\x06 \x01(\x0e\x32!.orchard.sandbox.v1.SandboxReason\x12\x0f\n\x07message\x18\x07 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x08 \x01(\t\x12/\n\x0b\x63reate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nready_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nrequest_id\x18\x0c \x01(\t\x12\x11\n\tspec_hash\x18\r \x01(\t\x12-\n\x04spec\x18\x0e \x01(\x0b\x32\x1f.orchard.sandbox.v1.SandboxSpec\x12\x15\n\ragent_version\x18\x0f \x01(\t\"\x08\n\x06Synced\"\n\n\x08\x42ookmark2u\n\x0cWatchService\x12\x65\n\x0eWatchSandboxes\x12\'.orchard.watch.v1.WatchSandboxesRequest\x1a(.orchard.watch.v1.WatchSandboxesResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,13 +36,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHSANDBOXESREQUEST']._serialized_start=125
   _globals['_WATCHSANDBOXESREQUEST']._serialized_end=170
   _globals['_WATCHSANDBOXESRESPONSE']._serialized_start=173
-  _globals['_WATCHSANDBOXESRESPONSE']._serialized_end=350
-  _globals['_SANDBOXSTATUS']._serialized_start=353
-  _globals['_SANDBOXSTATUS']._serialized_end=825
-  _globals['_SYNCED']._serialized_start=827
-  _globals['_SYNCED']._serialized_end=835
-  _globals['_BOOKMARK']._serialized_start=837
-  _globals['_BOOKMARK']._serialized_end=847
-  _globals['_WATCHSERVICE']._serialized_start=849
-  _globals['_WATCHSERVICE']._serialized_end=966
+  _globals['_WATCHSANDBOXESRESPONSE']._serialized_end=377
+  _globals['_SANDBOXSTATUS']._serialized_start=380
+  _globals['_SANDBOXSTATUS']._serialized_end=852
+  _globals['_SYNCED']._serialized_start=854
+  _globals['_SYNCED']._serialized_end=862
+  _globals['_BOOKMARK']._serialized_start=864
+  _globals['_BOOKMARK']._serialized_end=874
+  _globals['_WATCHSERVICE']._serialized_start=876
+  _globals['_WATCHSERVICE']._serialized_end=993
 # @@protoc_insertion_point(module_scope)

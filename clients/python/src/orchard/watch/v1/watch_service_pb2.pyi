@@ -49,6 +49,12 @@ class WatchSandboxesResponse(_message.Message):
     SANDBOX_FIELD_NUMBER: _builtins.int
     SYNCED_FIELD_NUMBER: _builtins.int
     BOOKMARK_FIELD_NUMBER: _builtins.int
+    COMPLETE_REVISION_FIELD_NUMBER: _builtins.int
+    complete_revision: _builtins.int
+    """How far this replica has come: all that the runtime changed up to this revision (as in SandboxStatus) has been told, with
+    this message. Below a revision that the consumer has seen elsewhere, the replica lags: what it does not name may yet be
+    there. Zero: said by a message that follows at once. Always set with Synced and Bookmark.
+    """
     @_builtins.property
     def sandbox(self) -> Global___SandboxStatus:
         """A sandbox as it is now."""
@@ -67,10 +73,11 @@ class WatchSandboxesResponse(_message.Message):
         sandbox: Global___SandboxStatus | None = ...,
         synced: Global___Synced | None = ...,
         bookmark: Global___Bookmark | None = ...,
+        complete_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "event", b"event", "sandbox", b"sandbox", "synced", b"synced"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "event", b"event", "sandbox", b"sandbox", "synced", b"synced"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "complete_revision", b"complete_revision", "event", b"event", "sandbox", b"sandbox", "synced", b"synced"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["sandbox", "synced", "bookmark"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015

@@ -48,8 +48,9 @@ class WatchServiceServicer:
 
     def WatchSandboxes(self, request, context):
         """WatchSandboxes streams every sandbox that the runtime has, then one Synced, then each change. A consumer that starts a
-        new stream drops, at Synced, what the new snapshot did not contain. Errors: UNAVAILABLE (the server stops, or its own
-        source went silent; start another stream).
+        new stream drops what the new snapshot did not contain: at Synced, or, on a replica that lags behind what the consumer has
+        seen, as soon as that has caught up (complete_revision). Errors: UNAVAILABLE (the server stops, its own source went silent,
+        or the consumer was too slow; start another stream).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

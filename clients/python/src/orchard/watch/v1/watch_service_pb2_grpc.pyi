@@ -35,8 +35,9 @@ class WatchServiceStub:
     def __new__(cls, channel: _aio.Channel) -> WatchServiceAsyncStub: ...
     WatchSandboxes: _grpc.UnaryStreamMultiCallable[_watch_service_pb2.WatchSandboxesRequest, _watch_service_pb2.WatchSandboxesResponse]
     """WatchSandboxes streams every sandbox that the runtime has, then one Synced, then each change. A consumer that starts a
-    new stream drops, at Synced, what the new snapshot did not contain. Errors: UNAVAILABLE (the server stops, or its own
-    source went silent; start another stream).
+    new stream drops what the new snapshot did not contain: at Synced, or, on a replica that lags behind what the consumer has
+    seen, as soon as that has caught up (complete_revision). Errors: UNAVAILABLE (the server stops, its own source went silent,
+    or the consumer was too slow; start another stream).
     """
 
 @_typing.type_check_only
@@ -46,8 +47,9 @@ class WatchServiceAsyncStub(WatchServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     WatchSandboxes: _aio.UnaryStreamMultiCallable[_watch_service_pb2.WatchSandboxesRequest, _watch_service_pb2.WatchSandboxesResponse]  # type: ignore[assignment]
     """WatchSandboxes streams every sandbox that the runtime has, then one Synced, then each change. A consumer that starts a
-    new stream drops, at Synced, what the new snapshot did not contain. Errors: UNAVAILABLE (the server stops, or its own
-    source went silent; start another stream).
+    new stream drops what the new snapshot did not contain: at Synced, or, on a replica that lags behind what the consumer has
+    seen, as soon as that has caught up (complete_revision). Errors: UNAVAILABLE (the server stops, its own source went silent,
+    or the consumer was too slow; start another stream).
     """
 
 class WatchServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -60,8 +62,9 @@ class WatchServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_watch_service_pb2.WatchSandboxesResponse], _abc.AsyncIterator[_watch_service_pb2.WatchSandboxesResponse]]:
         """WatchSandboxes streams every sandbox that the runtime has, then one Synced, then each change. A consumer that starts a
-        new stream drops, at Synced, what the new snapshot did not contain. Errors: UNAVAILABLE (the server stops, or its own
-        source went silent; start another stream).
+        new stream drops what the new snapshot did not contain: at Synced, or, on a replica that lags behind what the consumer has
+        seen, as soon as that has caught up (complete_revision). Errors: UNAVAILABLE (the server stops, its own source went silent,
+        or the consumer was too slow; start another stream).
         """
 
 def add_WatchServiceServicer_to_server(servicer: WatchServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

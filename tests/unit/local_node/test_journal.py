@@ -1,12 +1,8 @@
-import asyncio
 import dataclasses
 from pathlib import Path
 
 import pytest
 
-from services.common.errors import UnavailableError
-from services.local.node import hub as hub_module
-from services.local.node.hub import Hub
 from services.local.node.journal import Journal
 from services.local.node.model import Phase, Record
 from services.local.runtime.model import Reason, Request, Resources
@@ -81,36 +77,12 @@ def test_a_damaged_entry_is_put_aside(tmp_path: Path) -> None:
     assert (tmp_path / "one.damaged").exists()
 
 
-async def test_a_slow_watcher_gets_the_newest_of_each() -> None:
-    hub = Hub()
-    with hub.subscribe([record("a", 1)]) as subscription:
-        for revision in range(2, 1000):
-            hub.publish(record("a", revision))
-            hub.publish(record("b", revision))
-        assert [(r.uid, r.revision) for r in subscription.take()] == [("a", 999), ("b", 999)]
-        assert subscription.take() == []
-    hub.publish(record("c"))
-    assert subscription.take() == []
-
-
-async def test_a_watcher_that_is_overrun_starts_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "_MOST_PENDING", 10)
-    hub = Hub()
-    with hub.subscribe([]) as subscription:
-        for number in range(11):
-            hub.publish(record(f"u{number}"))
-        with pytest.raises(UnavailableError):
-            subscription.take()
-
-
-async def test_quiet_makes_an_empty_batch_and_closing_ends() -> None:
-    hub = Hub()
-    with hub.subscribe([]) as subscription:
-        assert subscription.take() == []
-        batches = subscription.batches(0.01)
-        assert await anext(batches) == []
-        hub.publish(record("a"))
-        assert [r.uid for r in await anext(batches)] == ["a"]
-        hub.close()
-        with pytest.raises(UnavailableError):
-            await asyncio.wait_for(anext(batches), 10)
+def test_revisions_grow_whatever_the_clock_says(tmp_path: Path) -> None:
+    first = Journal(tmp_path).first_revision(5_000_000)
+    assert first >= 5_000_000
+    set_back = Journal(tmp_path).first_revision(1_000)
+    assert set_back > first + 1_000_000  # above all changes of the daemon before
+    assert Journal(tmp_path).first_revision(10**18) == 10**18
+    (tmp_path / "revision").write_text("torn")
+    assert Journal(tmp_path).first_revision(7) == 7
+    assert Journal(tmp_path).read_all() == []

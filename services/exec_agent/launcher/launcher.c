@@ -42,21 +42,30 @@ static char text[INLINE_SPEC] __attribute__((aligned(16)));
 
 /* ---------------------------------------------------------------- init */
 
+/* A byte is no end, nor is one that another reader of the same pipe was quicker to take. */
+static int has_ended(int lifeline) {
+  char scratch[256];
+  ssize_t size = read(lifeline, scratch, sizeof scratch);
+  return size == 0 || (size < 0 && errno != EAGAIN && errno != EINTR);
+}
+
 static int run_init(int lifeline) {
   prctl(PR_SET_DUMPABLE, 0);
   quiet_signals();
   keep_only(&lifeline, 1);
   int signals = child_signals();
   struct pollfd polled[2] = {{.fd = signals, .events = POLLIN}, {.fd = lifeline, .events = POLLIN}};
-  char scratch[256];
   for (;;) {
-    if (poll(polled, 2, -1) < 0 && errno != EINTR) return 1;
+    if (poll(polled, 2, -1) < 0) {
+      if (errno == EINTR) continue;
+      return 1;
+    }
     struct signalfd_siginfo info;
     while (read(signals, &info, sizeof info) == sizeof info)
       /* As PID 1 of a namespace, senders inside it are ignored; one outside has no pid here. */
       if (info.ssi_signo == SIGTERM && (getpid() != 1 || info.ssi_pid == 0)) return 0;
     while (waitpid(-1, NULL, WNOHANG) > 0) {}
-    if (polled[1].revents && read(lifeline, scratch, sizeof scratch) <= 0) return 0;
+    if (polled[1].revents && has_ended(lifeline)) return 0;
   }
 }
 

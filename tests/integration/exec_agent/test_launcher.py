@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,16 @@ from tests.integration.exec_agent.conftest import lives
 _ORPHAN = (
     "import os, sys\nif os.fork() == 0:\n    if os.fork() == 0:\n        os.read(0, 1)\n    os._exit(0)\nos.wait()"
 )
+# As many as keep their new parent busy for some milliseconds.
+_MANY_ORPHANS = """
+import os
+if os.fork() == 0:
+    for _ in range(400):
+        if os.fork() == 0:
+            os._exit(0)
+    os._exit(0)
+os.wait()
+"""
 
 
 class Init:
@@ -24,7 +36,7 @@ class Init:
 
     def __init__(self) -> None:
         read, self.lifeline = os.pipe()
-        os.set_inheritable(read, True)
+        self.other_end = os.dup(read)
         self.process = subprocess.Popen(
             ["unshare", "--pid", "--fork", "--mount-proc", str(launcher_path()), "init", str(read)], pass_fds=[read]
         )
@@ -46,8 +58,34 @@ class Init:
 
 
 @pytest.fixture
-def init() -> Init:
-    return Init()
+def init() -> Iterator[Init]:
+    init = Init()
+    yield init
+    os.close(init.other_end)
+
+
+@pytest.mark.root
+def test_a_lifeline_that_others_read_too_is_no_end(init: Init) -> None:
+    """The services of a platform share one pipe, and set it not to block: another one may be quicker to take a byte."""
+    os.set_blocking(init.other_end, False)
+    children = Path(f"/proc/{init.pid}/task/{init.pid}/children")
+    for _ in range(100):
+        # It wakes to a byte, and is busy with the dead before it reads that.
+        os.kill(init.pid, signal.SIGSTOP)
+        init.inside("/usr/bin/python3", "-c", _MANY_ORPHANS)
+        dead = children.read_text()
+        os.write(init.lifeline, b".")
+        os.kill(init.pid, signal.SIGCONT)
+        while children.read_text() == dead:
+            pass
+        with contextlib.suppress(BlockingIOError):
+            if os.read(init.other_end, 1):
+                break
+    else:
+        pytest.fail("it was always quicker")
+    assert b"init" in init.inside("ps", "ax").stdout
+    os.close(init.lifeline)
+    init.process.wait(30)
 
 
 @pytest.mark.root

@@ -24,7 +24,7 @@ def main() -> int:
     logs.configure("agent", json_format=os.environ.get("ORCHARD_LOG_FORMAT") == "json")
     try:
         config = AgentConfig.from_environment()
-    except (SettingsError, LauncherMissingError) as error:
+    except SettingsError as error:
         print(f"orchard agent: {error}", file=sys.stderr)  # noqa: T201
         return 2
     preload()

@@ -1,7 +1,4 @@
-"""The launcher's fork server, seen from Python: starts commands and tells how they go on.
-
-The layouts here and the structs of launcher.c belong together.
-"""
+"""The launcher's fork server, seen from the agent: starts commands and tells how they go on."""
 
 from __future__ import annotations
 
@@ -21,14 +18,12 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from services.common import logs
+from services.exec_agent.launcher import GAP, fork_server
+from services.exec_agent.launcher import protocol as wire
 from services.exec_agent.users import ResolvedUser
 
 _log = logs.get_logger(__name__)
 
-_SPEC: Final = struct.Struct("=7I")
-_EVENT: Final = struct.Struct("=IiiIQQQ")
-_ORDER: Final = struct.Struct("=Ii")
-_INLINE_LIMIT: Final = 60_000
 _BIG: Final = 1 << 20
 """From this size on the stack limit is raised: the kernel gives arguments a quarter of it, pointers included."""
 _IN_FLIGHT_LIMIT: Final = 64
@@ -37,9 +32,6 @@ _RETRY_SECONDS: Final = 0.05
 _QUICK_DEATH_SECONDS: Final = 1.0
 _PATIENCE: Final = 40
 """So many failed starts in a row, two seconds of them, and commands that wait for the launcher are told so."""
-_SPEC_USER, _SPEC_MEMFD, _SPEC_BIG = 1, 2, 4
-_STARTED, _FAILED, _EXITED, _EMPTY = 1, 2, 3, 4
-_TREE_EMPTY, _CHILD_KILLED = 1, 2
 
 
 class Target(enum.IntEnum):
@@ -110,14 +102,14 @@ class ProcessSpec:
         arguments = "\0".join(self.argv)
         body = b"".join((os.fsencode(self.cwd), b"\0", arguments.encode(), b"\0", self.env))
         groups = self.identity.groups if self.identity else ()
-        size = _SPEC.size + 4 * len(groups) + len(body)
-        flags = _SPEC_USER if self.identity else 0
+        size = wire.SPEC.size + 4 * len(groups) + len(body)
+        flags = wire.SPEC_USER if self.identity else 0
         if size + 8 * (len(self.argv) + self.env_count) > _BIG:
-            flags |= _SPEC_BIG
-        if size > _INLINE_LIMIT:
-            flags |= _SPEC_MEMFD
+            flags |= wire.SPEC_BIG
+        if size > wire.INLINE_LIMIT:
+            flags |= wire.SPEC_MEMFD
         uid, gid = (self.identity.uid, self.identity.gid) if self.identity else (0, 0)
-        header = _SPEC.pack(size, flags, uid, gid, len(groups), len(self.argv), self.env_count)
+        header = wire.SPEC.pack(size, flags, uid, gid, len(groups), len(self.argv), self.env_count)
         return b"".join((header, struct.pack(f"={len(groups)}I", *groups), body)) if groups else header + body
 
 
@@ -143,7 +135,7 @@ class Process:
     def signal(self, target: Target, number: int) -> None:
         """Send a signal. Before the start it waits for it."""
         with contextlib.suppress(OSError):  # the reaper is gone, and on_lost or on_empty says so
-            self._control.send(_ORDER.pack(target, number))
+            self._control.send(wire.ORDER.pack(target, number))
 
     def kill(self) -> None:
         """Kill the whole tree, also where user code has stopped the reaper."""
@@ -187,33 +179,33 @@ class Process:
     def _readable(self) -> None:
         while (events := self._events) is not None:
             try:
-                message = self._control.recv(_EVENT.size)
+                message = self._control.recv(wire.EVENT.size)
             except BlockingIOError:
                 return
             except OSError:
                 message = b""
             self._settle()
-            if len(message) != _EVENT.size:
+            if len(message) != wire.EVENT.size:
                 self.detach()
                 events.on_lost()
                 return
             self._dispatch(events, message)
 
     def _dispatch(self, events: ProcessEvents, message: bytes) -> None:
-        kind, a, b, flags, user_us, system_us, peak_kb = _EVENT.unpack(message)
-        if kind == _STARTED:
+        kind, a, b, flags, user_us, system_us, peak_kb = wire.EVENT.unpack(message)
+        if kind == wire.STARTED:
             self._reaper = b
             events.on_started(a)
-        elif kind == _FAILED:
+        elif kind == wire.FAILED:
             self.detach()
             events.on_failed(Stage(a), b)
-        elif kind == _EXITED:
-            empty = bool(flags & _TREE_EMPTY)
+        elif kind == wire.EXITED:
+            empty = bool(flags & wire.TREE_EMPTY)
             if empty:
                 self.detach()
-            killed = bool(flags & _CHILD_KILLED)
+            killed = bool(flags & wire.CHILD_KILLED)
             events.on_exited(Exited(a, user_us, system_us, peak_kb << 10, empty, killed))
-        elif kind == _EMPTY:
+        elif kind == wire.EMPTY:
             self.detach()
             events.on_empty()
 
@@ -221,8 +213,10 @@ class Process:
 class Launcher:
     """Owns the fork server and restarts it when user code has killed it."""
 
-    def __init__(self, launcher_fd: int, cgroup_procs_fds: Sequence[int]) -> None:
+    def __init__(self, launcher_fd: int | None, cgroup_procs_fds: Sequence[int]) -> None:
         self._loop = asyncio.get_running_loop()
+        if launcher_fd is None:
+            _log.warning(GAP)
         self._launcher_fd = launcher_fd
         self._cgroup_procs_fds = tuple(cgroup_procs_fds)
         self._socket: socket.socket | None = None
@@ -244,18 +238,12 @@ class Launcher:
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-        passed = (theirs.fileno(), *self._cgroup_procs_fds)
-        arguments = ["orchard-launcher", "serve", *map(str, passed)]
-        for descriptor in passed:
-            os.set_inheritable(descriptor, True)
         try:
-            self._pid = os.posix_spawn(f"/proc/self/fd/{self._launcher_fd}", arguments, {}, setsid=True)
+            self._pid = self._start_server(theirs.fileno())
         except OSError:
             ours.close()
             raise
         finally:
-            for descriptor in passed:
-                os.set_inheritable(descriptor, False)
             theirs.close()
         ours.setblocking(False)
         self._socket = ours
@@ -264,6 +252,19 @@ class Launcher:
         self._death = select.poll()
         self._death.register(self._pidfd, select.POLLIN)
         self._loop.add_reader(self._pidfd, self._died)
+
+    def _start_server(self, channel: int) -> int:
+        if self._launcher_fd is None:
+            return fork_server.start(channel, self._cgroup_procs_fds)
+        passed = (channel, *self._cgroup_procs_fds)
+        for descriptor in passed:
+            os.set_inheritable(descriptor, True)
+        try:
+            arguments = ["orchard-launcher", "serve", *map(str, passed)]
+            return os.posix_spawn(f"/proc/self/fd/{self._launcher_fd}", arguments, {}, setsid=True)
+        finally:
+            for descriptor in passed:
+                os.set_inheritable(descriptor, False)
 
     @property
     def pid(self) -> int:
@@ -385,7 +386,7 @@ class Launcher:
 
 
 def _send(channel: socket.socket, message: bytes, descriptors: tuple[int, ...]) -> None:
-    if len(message) <= _INLINE_LIMIT:
+    if len(message) <= wire.INLINE_LIMIT:
         channel.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))])
         return
     memory = os.memfd_create("orchard-spec", os.MFD_CLOEXEC)
@@ -394,6 +395,6 @@ def _send(channel: socket.socket, message: bytes, descriptors: tuple[int, ...]) 
         while view:
             view = view[os.write(memory, view) :]
         rights = array.array("i", (*descriptors, memory))
-        channel.sendmsg([message[: _SPEC.size]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        channel.sendmsg([message[: wire.SPEC.size]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
     finally:
         os.close(memory)

@@ -21,7 +21,7 @@ from orchard.exec.v1 import exec_pb2, exec_service_pb2, exec_service_pb2_grpc
 
 from services.common.server import CHANNEL_OPTIONS
 from services.common.tokens import AGENT_TOKEN_KEY, Signer, generate_key, public_pem
-from services.exec_agent.launcher import open_launcher
+from services.exec_agent.launcher import open_or_gap
 from services.exec_agent.settings import AgentConfig
 
 _UID: Final = "rehearsal"
@@ -35,15 +35,16 @@ async def rehearse(serve: Callable[[AgentConfig], AbstractAsyncContextManager[ob
 
     Raises:
         OSError: this machine has no room for it.
-        LauncherMissingError: the launcher was not built.
         ListenError: the folder's path is too long for a socket.
         grpc.aio.AioRpcError: the agent refuses.
     """
     key = generate_key()
     with contextlib.ExitStack() as held:
-        state, launcher = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), open_launcher()
+        state = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         held.callback(os.close, state)
-        held.callback(os.close, launcher)
+        launcher, _ = open_or_gap()
+        if launcher is not None:
+            held.callback(os.close, launcher)
         config = AgentConfig(
             uid=_UID,
             sandbox_id=_UID,

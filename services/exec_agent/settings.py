@@ -13,7 +13,7 @@ from services.common import pods
 from services.common.tls import TlsFiles
 from services.common.tokens import parse_public_keys
 from services.exec_agent import pod
-from services.exec_agent.launcher import open_launcher
+from services.exec_agent.launcher import open_launcher, open_or_gap
 
 VERSION: Final = "0.1.0"
 _PREFIX: Final = "ORCHARD_"
@@ -36,8 +36,8 @@ class AgentConfig:
     """Public keys of the gateways, one or two in PEM."""
     state_fd: int
     """Directory of the agent's own, outside of the sandbox's view: journal and output spools."""
-    launcher_fd: int
-    """The launcher (launcher.open_launcher)."""
+    launcher_fd: int | None
+    """The launcher (launcher.open_launcher); None: Python processes do its work (launcher.fork_server)."""
     env: Mapping[str, str]
     """Environment of commands, PATH and HOME included."""
     working_directory: str = "/"
@@ -67,7 +67,7 @@ class AgentConfig:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> AgentConfig:
-        """Read ORCHARD_* of a process of its own; opens the launcher and the state directory.
+        """Read ORCHARD_* of a process of its own; opens the launcher, if there is one, and the state directory.
 
         Raises:
             SettingsError: a variable is missing or wrong.
@@ -83,6 +83,8 @@ class AgentConfig:
             pem = Path(keys).read_text(encoding="ascii")
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"ORCHARD_PUBLIC_KEYS_FILE: {keys}: {error}") from None
+        path = read.text("LAUNCHER", "")
+        launcher_fd, gap = open_or_gap(Path(path) if path else None)
         # An image's own environment reaches commands untouched; ours does not.
         inherited = {key: value for key, value in environ.items() if not key.startswith((_PREFIX, "GRPC_"))}
         return cls(
@@ -91,7 +93,7 @@ class AgentConfig:
             listen=read.text("LISTEN"),
             public_keys_pem=pem,
             state_fd=state_fd,
-            launcher_fd=open_launcher(),
+            launcher_fd=launcher_fd,
             env=read.mapping("ENV", inherited),
             working_directory=read.text("WORKING_DIRECTORY", "/"),
             user=read.text("USER", ""),
@@ -99,7 +101,7 @@ class AgentConfig:
             expects_secret_env=read.flag("EXPECTS_SECRET_ENV", default=False),
             can_switch_user=read.flag("CAN_SWITCH_USER", default=True),
             user_gap=read.text("USER_GAP", ""),
-            gaps=read.strings("GAPS"),
+            gaps=(*read.strings("GAPS"), *gap),
             restarts=read.number("RESTARTS", 0),
             tls=read.tls(),
         )

@@ -10,6 +10,13 @@ from typing import Final
 _MFD_EXEC: Final = 0x10  # Linux 6.3; older kernels refuse the flag and allow execution anyway
 
 
+GAP: Final = (
+    "The launcher is not built: Python processes start and watch over commands, which takes some milliseconds and"
+    " megabytes more for each. Install a C compiler that links statically (Debian: gcc, libc6-dev) and run"
+    " scripts/build-launcher."
+)
+
+
 class LauncherMissingError(Exception):
     """The launcher was not built; the message says how."""
 
@@ -34,7 +41,24 @@ def open_launcher(path: Path | None = None) -> int:
     Raises:
         LauncherMissingError: it was not built.
     """
-    content = (path or launcher_path()).read_bytes()
+    path = path or launcher_path()
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise LauncherMissingError(f"{path} cannot be read: {error.strerror}") from None
+    return hold_program(content)
+
+
+def open_or_gap(path: Path | None = None) -> tuple[int | None, tuple[str, ...]]:
+    """The launcher as of open_launcher, or what is to be said where there is none."""
+    try:
+        return open_launcher(path), ()
+    except LauncherMissingError:
+        return None, (GAP,)
+
+
+def hold_program(content: bytes) -> int:
+    """A descriptor of a sealed program in memory, to be executed as /proc/self/fd/N. The caller closes it."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
         descriptor = os.memfd_create("orchard-launcher", flags | _MFD_EXEC)

@@ -14,6 +14,7 @@ from kubernetes_asyncio.client import ApiClient, Configuration
 from kubernetes_asyncio.config import load_incluster_config, load_kube_config
 
 from services.common.logs import get_logger
+from services.common.settings import SettingsError
 
 _log = get_logger(__name__)
 
@@ -21,7 +22,7 @@ _REREAD_SECONDS: Final = 60.0
 _USER_AGENT: Final = "orchard"
 
 
-class KubernetesConfigError(Exception):
+class KubernetesConfigError(SettingsError):
     """The API server or the credentials for it are not known; the message says what to set."""
 
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from services.common import logs
 from services.common.server import ListenError
-from services.common.settings import ServiceSettings
+from services.common.settings import ServiceSettings, SettingsError
 from services.common.tasks import TaskGroup
 from services.common.telemetry import Telemetry
 from services.common.tls import TlsError
@@ -43,7 +43,7 @@ def run_service(name: str, settings_type: type[S], app: App[S]) -> int:
     logs.configure(name, level=settings.log_level, json_format=settings.log_format == "json")
     try:
         return uvloop.run(_run(name, settings, app))
-    except (ListenError, TlsError) as error:
+    except (ListenError, TlsError, SettingsError) as error:
         _log.error(str(error))
         return 2
 

@@ -11,6 +11,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from services.common.tls import ClientTls, TlsFiles
 
 
+class SettingsError(Exception):
+    """Settings that are well-formed and yet cannot work; the message says what to set."""
+
+
 class ServiceSettings(BaseSettings):
     """Read from environment variables that begin with ORCHARD_."""
 

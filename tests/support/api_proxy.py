@@ -254,5 +254,5 @@ async def _body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> Asy
             await reader.readexactly(int(lower["content-length"])) if "content-length" in lower else await reader.read()
         )
         return
-    while size := int(await reader.readline(), 16):
+    while size := int(await reader.readuntil(b"\n"), 16):
         yield (await reader.readexactly(size + 2))[:-2]

@@ -88,7 +88,7 @@ def project(pod: Json, *, removed: bool = False, complete_revision: int = 0) -> 
         revision,
         standing.state,
         standing.reason,
-        standing.message[:_MESSAGE_CHARACTERS],
+        standing.message,
         standing.endpoint,
         create_ms,
         0,
@@ -184,12 +184,11 @@ def _unscheduled(status: Json, made_ms: int, patience: pods.Patience) -> Standin
     condition = _condition(status, "PodScheduled")
     if condition.get("status") == "False":
         reason, message = Reason.UNSCHEDULABLE, _text("no node can take it yet", condition)
-        last = _text("no node took it", condition)
+        last = _text(f"no node took it within the start timeout of {patience.start:g} s", condition)
     else:
-        reason, message, last = Reason.UNSPECIFIED, "it waits for a node", "no scheduler gave it a node"
-    give_up = GiveUp(
-        made_ms + int(patience.start * 1000), Reason.UNSCHEDULABLE, f"{last} (start timeout {patience.start:g} s)"
-    )
+        reason, message = Reason.UNSPECIFIED, "it waits for a node"
+        last = f"no scheduler gave it a node within the start timeout of {patience.start:g} s"
+    give_up = GiveUp(made_ms + int(patience.start * 1000), Reason.UNSCHEDULABLE, last)
     return Standing(State.STARTING, reason, message, give_up=give_up)
 
 
@@ -255,4 +254,4 @@ def _containers(status: Json) -> list[Json]:
 
 def _text(what: str, source: Json) -> str:
     message = " ".join(str(source.get("message") or "").split())
-    return f"{what}: {message}" if message else what
+    return (f"{what}: {message}" if message else what)[:_MESSAGE_CHARACTERS]

@@ -30,12 +30,14 @@ class Root:
 
     Attributes:
         overlays: in order, "/" first.
+        bounds: source and target of what is shown read-only, in order, after the overlays.
         resolver: a resolv.conf of the machine to show, for a sandbox on the machine's network.
         shm_bytes: size of /dev/shm.
         host_network: stay in the machine's network.
     """
 
     overlays: tuple[Overlay, ...]
+    bounds: tuple[tuple[str, str], ...] = ()
     shm_bytes: int = 0
     host_network: bool = False
     resolver: str | None = None
@@ -51,6 +53,8 @@ def arguments(root: Root, sandbox: str) -> tuple[str, ...]:
         for lower in overlay.lowers:
             flags += ["--overlay-src", lower]
         flags += ["--overlay", f"{sandbox}/u/{index}", f"{sandbox}/w/{index}", overlay.target]
+    for source, target in root.bounds:
+        flags += ["--ro-bind", source, target]
     flags += ["--proc", "/proc", "--dev", "/dev"]
     # Parts of it belong to whoever owns the network namespace.
     flags += ["--ro-bind", "/proc/sys", "/proc/sys"]

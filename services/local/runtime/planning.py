@@ -30,6 +30,7 @@ class Planner:
         folder = machine.inside(machine.sandbox_folder(request.uid))
         root = Root(
             overlays=self._overlays(image),
+            bounds=() if image is not None else machine.host_bounds(),
             shm_bytes=resources.shm_bytes,
             host_network=request.host_network,
             resolver=f"{folder}/{RESOLVER_FILE}" if request.host_network else None,

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-VERSION: Final = "1"
+from services.local.runtime import submounts
+
+VERSION: Final = "2"
 HOST_NAME: Final = "sandbox"
 
 # Folders of the host that a sandbox sees, each as an overlay of its own. Of /var only the package databases: the rest
@@ -66,14 +68,33 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
+class Bound:
+    """Something of the machine that is shown read-only, and where; it may lie over another one."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
 class HostRoot:
-    """The default root: its base layer, the overlays over it, and links."""
+    """The default root: its base layer, the overlays over it, and what is bound over those.
+
+    Attributes:
+        base: the lowest layer.
+        overlays: folders that a sandbox can write to.
+        bounds: folders that it cannot, each followed by what covers parts of it.
+        gaps: what is less than it should be, each a sentence with the fix.
+    """
 
     base: str
     overlays: tuple[Shown, ...]
+    bounds: tuple[Bound, ...] = ()
+    gaps: tuple[str, ...] = ()
 
 
-def build_host_root(folder: Path, *, owner: int | None, private: Iterable[Path], single: bool) -> HostRoot:
+def build_host_root(
+    folder: Path, *, owner: int | None, private: Iterable[Path], single: bool, stackable: bool
+) -> HostRoot:
     """Build base and masks in `folder`, or find them there.
 
     Args:
@@ -81,24 +102,58 @@ def build_host_root(folder: Path, *, owner: int | None, private: Iterable[Path],
         owner: make the machine's user of this number their owner; None without the privilege.
         private: folders that no sandbox may see, wherever they are.
         single: the sandbox has one user id: tell apt.
+        stackable: an overlay can have a lower layer below which something is mounted.
     """
     shown = [path for path in (*_SHOWN, *_PROGRAM_FOLDERS) if _is_folder(path)]
     hidden = {path: _hidden(path, private) for path in shown}
+    mounted = {} if stackable else _mounted(shown)
+    copies = {path: submounts.small_enough(path, hidden[path], inner) for path, inner in mounted.items()}
     files = _synthetic_files(single=single)
-    digest = _digest(hidden, files, owner)
+    digest = _digest(hidden, files, owner, {path: copy.digest for path, copy in copies.items() if copy})
     target = folder / digest
     if not target.exists():
         temporary = folder / f".{digest}.new"
         shutil.rmtree(temporary, ignore_errors=True)
         _build(temporary, shown, hidden, files)
+        for path, copy in copies.items():
+            if copy is not None:
+                copy.copy(temporary / f"c{shown.index(path)}")
         if owner is not None:
             _own(temporary, owner)
         temporary.rename(target)
-    overlays = []
+    overlays, bounds, gaps = [], [], []
     for index, path in enumerate(shown):
+        if path in mounted and copies[path] is None:
+            bounds += [Bound(path, path), *_covers(path, {*hidden[path], *mounted[path]}, target / "empty")]
+            gaps.append(
+                f"{path} is read-only in sandboxes, since {path}/{mounted[path][0]} is mounted below it: "
+                "unmount that, or start as root."
+            )
+            continue
         mask = target / f"m{index}"
-        overlays.append(Shown(path, path, str(mask) if mask.exists() else None))
-    return HostRoot(str(target / "r"), tuple(overlays))
+        source = str(target / f"c{index}") if path in mounted else path
+        overlays.append(Shown(source, path, str(mask) if mask.exists() else None))
+    return HostRoot(str(target / "r"), tuple(overlays), tuple(bounds), tuple(gaps))
+
+
+def _mounted(shown: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """What is mounted below each folder, where something is."""
+    points = submounts.mount_points()
+    found = {path: submounts.below(path, points) for path in shown}
+    return {path: inner for path, inner in found.items() if inner}
+
+
+def _covers(path: str, names: Iterable[str], empty: Path) -> list[Bound]:
+    """What hides some of a folder that is bound whole."""
+    found = []
+    for name in sorted(names):
+        target = f"{path}/{name}"
+        try:
+            is_folder = stat.S_ISDIR(os.lstat(target).st_mode)
+        except OSError:
+            is_folder = True  # a file system that is somebody else's alone
+        found.append(Bound(str(empty) if is_folder else "/dev/null", target))
+    return found
 
 
 def _is_folder(path: str) -> bool:
@@ -106,9 +161,14 @@ def _is_folder(path: str) -> bool:
     return os.path.isdir(path) and not os.path.islink(path) and bool(os.listdir(path))  # noqa: PTH112, PTH114, PTH208
 
 
-def _digest(hidden: Mapping[str, list[str]], files: Mapping[str, tuple[str, int]], owner: int | None) -> str:
+def _digest(
+    hidden: Mapping[str, list[str]],
+    files: Mapping[str, tuple[str, int]],
+    owner: int | None,
+    copies: Mapping[str, str],
+) -> str:
     links = [(path, os.readlink(path)) for path in _PROGRAM_FOLDERS if os.path.islink(path)]  # noqa: PTH114, PTH115
-    text = repr((VERSION, sorted(hidden.items()), sorted(files.items()), owner, links, _EMPTY))
+    text = repr((VERSION, sorted(hidden.items()), sorted(files.items()), owner, links, _EMPTY, sorted(copies.items())))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -191,6 +251,7 @@ def _build(
 ) -> None:
     base = target / "r"
     base.mkdir(parents=True)
+    (target / "empty").mkdir(mode=0o755)
     for name, mode in _EMPTY.items():
         (base / name).mkdir()
         (base / name).chmod(mode)

@@ -86,6 +86,10 @@ class Machine:
             overlays.append(Overlay(shown.target, (shown.source, *masks)))
         return tuple(overlays)
 
+    def host_bounds(self) -> tuple[tuple[str, str], ...]:
+        """What lies over those, read-only."""
+        return tuple((bound.source, bound.target) for bound in self.host_root.bounds)
+
     def inside(self, path: Path) -> str:
         """The path of something of ours as the zygote and bwrap see it."""
         if not self.ids.privileged:
@@ -140,8 +144,9 @@ async def _try(
         owner=ids.owner if ids.privileged else None,
         private=[data, run, *_homes()],
         single=not ids.switchable,
+        stackable=ids.privileged,
     )
-    gaps = () if ids.switchable else (userids.USER_GAP,)
+    gaps = (*(() if ids.switchable else (userids.USER_GAP,)), *host_root.gaps)
     machine = Machine(data, run, ids, groups, host_root, gaps)
     shown = _stage(machine) if ids.privileged else None
     configuration = Configuration(agent_module, str(bwrap_path()), shown, scratch=str(run / "rehearsal"))
@@ -155,7 +160,7 @@ async def _try(
         folder=machine.inside(folder),
         socket_folder="",
         ids=ids,
-        bwrap=arguments(Root(overlays), machine.inside(folder)),
+        bwrap=arguments(Root(overlays, machine.host_bounds()), machine.inside(folder)),
         layers=len(overlays),
     )
     try:

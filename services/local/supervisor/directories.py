@@ -7,7 +7,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import signal
 import stat
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.local.runtime.removal import remove_tree
+from services.local.runtime.submounts import mount_points
 from services.local.supervisor.errors import PlatformError
 from services.local.supervisor.system import detach_mount
 
@@ -233,13 +233,7 @@ def _check_private(path: Path) -> None:
 
 def mounts_below(path: Path) -> list[Path]:
     """Mount points below `path`, the deepest first."""
-    found = []
-    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
-        # Blanks and such are written as three octal digits.
-        raw = re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), line.split(b" ")[4])
-        point = Path(os.fsdecode(raw))
-        if point.is_relative_to(path):
-            found.append(point)
+    found = [point for point in map(Path, mount_points()) if point.is_relative_to(path)]
     return sorted(found, key=lambda point: len(point.parts), reverse=True)
 
 

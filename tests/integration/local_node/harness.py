@@ -136,6 +136,8 @@ class NodeProcess:
         (self.home / "keys.pem").write_bytes(public_pem(self.signer_key))
         for path in (self.home, *self.home.iterdir()):
             os.chown(path, account.uid, account.gid)
+        self.mounts = ""
+        """A shell script that mounts things before it starts, in a mount namespace of its own; as root."""
         self.lifeline_read, self.lifeline_write = os.pipe()
         self.process: subprocess.Popen[bytes] | None = None
         self.channel: Any = None
@@ -157,13 +159,20 @@ class NodeProcess:
             "ORCHARD_LIFELINE_FD": str(self.lifeline_read),
             **self.settings,
         }
+        user, group = self.account.uid, self.account.gid
+        command = [sys.executable, "-m", "services.local.node"]
+        if self.mounts:
+            become = f'exec setpriv --reuid {user} --regid {group} --clear-groups "$@"'
+            script = f"set -e\n{self.mounts}\n{become}"
+            command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", *command]
+            user = group = 0
         with (self.home / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "services.local.node"],
+                command,
                 env=environment,
                 pass_fds=[self.lifeline_read],
-                user=self.account.uid,
-                group=self.account.gid,
+                user=user,
+                group=group,
                 extra_groups=[] if os.geteuid() == 0 else None,
                 stdout=log,
                 stderr=log,

@@ -69,11 +69,11 @@ def sources_of_this_machine(arch: str) -> Sources:
 
 
 def sources_of_debian(arch: str, work: Path) -> Sources:
-    """From Debian's archive and PyPI, in the versions that this machine has of both."""
+    """The packages of Debian that this machine's own came from, of its release's archive, and those of the lock."""
     ours = sources_of_this_machine(platform.machine())
     needed = [ours.program, ours.stdlib / "os.py", *needed_libraries([ours.program, *dynload_of(ours)], ours).values()]
     needed += [ours.library(name) for name in ("libstdc++.so.6", "libgcc_s.so.1")] + dynload_of(ours)
-    names = sorted({owner for path in needed for owner in debian_owner(path)})
+    names = sorted({debian_owner(path) for path in needed})
     unpacked = work / "debian"
     for archive in download_from_debian(names, DEBIAN[arch], work):
         subprocess.run(["dpkg-deb", "-x", archive, unpacked], check=True)
@@ -90,14 +90,12 @@ def sources_of_debian(arch: str, work: Path) -> Sources:
     return Sources(program, stdlib, stdlib / "lib-dynload", packages, library, unpacked / "usr/share/doc")
 
 
-def debian_owner(path: Path) -> list[str]:
-    """The installed package, with its version, that a file belongs to."""
+def debian_owner(path: Path) -> str:
+    """The installed package that a file belongs to."""
     for known in (path, Path(os.path.realpath(path)), Path(str(path).removeprefix("/usr")), Path(f"/usr{path}")):
         found = subprocess.run(["dpkg", "-S", known], capture_output=True, text=True, check=False).stdout
         if found:
-            name = found.split(":")[0]
-            shown = ["dpkg-query", "-W", "-f", "${Version}", name]
-            return [f"{name}={subprocess.run(shown, capture_output=True, text=True, check=True).stdout}"]
+            return found.split(":")[0]
     return missing(f"{path} belongs to no Debian package: another architecture can be built only from Debian's Python")
 
 

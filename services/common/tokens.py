@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from services.common.errors import UnauthenticatedError
@@ -183,6 +182,8 @@ def generate_key() -> Ed25519PrivateKey:
 
 def private_pem(key: Ed25519PrivateKey) -> bytes:
     """The key as unencrypted PKCS #8 PEM."""
+    from cryptography.hazmat.primitives import serialization  # not for agents: 28 modules of SSH, RSA and the like
+
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -190,11 +191,15 @@ def private_pem(key: Ed25519PrivateKey) -> bytes:
 
 def public_pem(key: Ed25519PrivateKey) -> bytes:
     """Its public half as PEM."""
+    from cryptography.hazmat.primitives import serialization
+
     return key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def load_private_key(path: Path) -> Ed25519PrivateKey:
     """Read a private key file."""
+    from cryptography.hazmat.primitives import serialization
+
     key = serialization.load_pem_private_key(path.read_bytes(), password=None)
     if not isinstance(key, Ed25519PrivateKey):
         raise TypeError(f"{path} does not hold an Ed25519 private key")

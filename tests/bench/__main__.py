@@ -31,6 +31,7 @@ GOALS: tuple[tuple[str, str, float, str], ...] = (
     ("stream.megabytes_per_second", "", 300, "at least"),
     ("agent.forked_rss", "", 10 << 20, "at most"),
     ("agent.idle_rss", "", 40 << 20, "at most"),
+    ("agent.payload_bytes", "", 40 << 20, "at most"),
     ("up.ready", "", 5000, "at most"),
 )
 

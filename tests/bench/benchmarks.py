@@ -155,16 +155,15 @@ class Bench:
         }
 
     async def agent(self) -> Figures:
-        """Memory of an agent: forked, and as a process of its own, with its start to the first answer."""
+        """Memory of an agent: forked, and as a Pod runs it, with its size and its start to the first answer."""
         before = set(agent_pids(self.platform.pid))
         async with await self.client.create() as sandbox:
             await sandbox.exec("true")
             (forked,) = set(agent_pids(self.platform.pid)) - before
             forked_rss = own_bytes(forked)
-        from tests.bench.own_agent import start_own_agent
+        from tests.bench.own_agent import measure_own_agent
 
-        start, idle = await start_own_agent()
-        return {"start": start, "idle_rss": idle, "forked_rss": forked_rss}
+        return {**await measure_own_agent(), "forked_rss": forked_rss}
 
     async def gateway(self) -> Figures:
         """Calls a second of the cheapest call, and the gateway's processor time for each."""

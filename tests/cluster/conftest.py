@@ -1,17 +1,15 @@
 """Real clusters for the tests of this folder: see README.md."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.machine import snapshot
-from tests.support.testbed import ROOT, Testbed, busybox_root, running_testbed, write_image
+from tests.support.payload import built_payload
+from tests.support.testbed import Testbed, busybox_root, running_testbed, write_image
 
-BUILD_SECONDS = 600
 HERE = Path(__file__).parent
 BUSYBOX = "orchard.test/busybox:1"
 AGENT = "orchard.test/agent:1"
@@ -51,8 +49,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
 @pytest.fixture(scope="session")
 def agent_image(node: Testbed, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The name of the payload's image, which the node has."""
-    subprocess.run([sys.executable, ROOT / "scripts/build-payload", "--no-archive"], check=True, timeout=BUILD_SECONDS)
     archive = tmp_path_factory.mktemp("agent") / "image.tar"
-    node.import_image(write_image(archive, AGENT, ROOT / "build/payload" / os.uname().machine, entrypoint=["/init"]))
+    node.import_image(write_image(archive, AGENT, built_payload(), entrypoint=["/init"]))
     archive.unlink()
     return AGENT

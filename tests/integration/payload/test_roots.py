@@ -8,7 +8,8 @@ import pytest
 from orchard.sandbox.v1 import sandbox_pb2
 
 from tests.integration.exec_agent.conftest import problem, spec
-from tests.integration.payload.conftest import Container
+from tests.integration.payload.conftest import client_of
+from tests.support.payload import Container
 from tests.support.testbed import busybox_root, static_busybox
 
 GARBAGE = b"\x7fELF" + b"\0" * 4096
@@ -87,7 +88,7 @@ async def test_the_agent_works_in_every_root(
     root.mkdir()
     make(root)
     container = run_in(root, env={"PATH": "/bin:/usr/bin:/tool"})
-    async with container.client() as client:
+    async with client_of(container) as client:
         output = await client.run(spec("cat", "/proc/self/comm"))
         assert output.stdout == b"cat\n"
         if (root / "bin/sh").exists():
@@ -112,7 +113,7 @@ async def test_a_program_that_needs_a_library_of_the_image_gets_that_of_the_imag
     dynamic.write_bytes(Path("/usr/bin/env").read_bytes())
     dynamic.chmod(0o755)
     container = run_in(root)
-    async with container.client() as client:
+    async with client_of(container) as client:
         with problem() as found:
             await client.run(spec("/bin/dynamic"))
     assert found[0].reason == "COMMAND_NOT_EXECUTABLE"
@@ -120,5 +121,5 @@ async def test_a_program_that_needs_a_library_of_the_image_gets_that_of_the_imag
 
 async def test_the_start_command_runs(busybox: Path, run_in: Callable[..., Container]) -> None:
     wanted = sandbox_pb2.SandboxSpec(start_argv=["sh", "-c", "echo started; exec sleep 1000"])
-    async with run_in(busybox, spec=wanted).client() as client:
+    async with client_of(run_in(busybox, spec=wanted)) as client:
         assert await client.until_output("start", b"started\n") == b"started\n"

@@ -20,7 +20,7 @@ from tests.bench.benchmarks import Bench
 from tests.support.platform import ROOT, PlatformProcess
 
 RESULT = ROOT / "build" / "bench.json"
-NAMES = ("up", "exec", "create", "lifecycle", "stream", "files", "agent", "gateway")
+NAMES = ("up", "exec", "create", "lifecycle", "stream", "files", "agent", "watcher", "gateway")
 # Name, figure, bound, whether it must be at most or at least that, and where the bound comes from.
 GOALS: tuple[tuple[str, str, float, str], ...] = (
     ("exec.p50", "exec.floor_p50", 2.0, "at most the floor + 2 ms"),
@@ -32,6 +32,9 @@ GOALS: tuple[tuple[str, str, float, str], ...] = (
     ("agent.forked_rss", "", 10 << 20, "at most"),
     ("agent.idle_rss", "", 40 << 20, "at most"),
     ("agent.payload_bytes", "", 40 << 20, "at most"),
+    ("watcher.events_per_second", "", 20_000, "at least"),
+    ("watcher.bytes_per_pod", "", 5_000, "at most"),
+    ("watcher.wake_p50", "", 5, "at most"),
     ("up.ready", "", 5000, "at most"),
 )
 

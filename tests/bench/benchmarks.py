@@ -165,6 +165,12 @@ class Bench:
 
         return {**await measure_own_agent(), "forked_rss": forked_rss}
 
+    async def watcher(self) -> Figures:
+        """The watcher of a cluster, by itself."""
+        from tests.bench.watcher import measure
+
+        return await measure(full=self.full)
+
     async def gateway(self) -> Figures:
         """Calls a second of the cheapest call, and the gateway's processor time for each."""
         count = 5000 if self.full else 2000

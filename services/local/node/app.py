@@ -36,7 +36,13 @@ async def node(settings: NodeSettings, tasks: TaskGroup, telemetry: Telemetry | 
     reaper = Reaper()
     data = settings.data_directory / "node"
     lifeline, own_end = _lifeline(settings)
-    machine, zygote = await prepare(data, settings.run_directory, lifeline, agent_module=settings.agent_module)
+    machine, zygote = await prepare(
+        data,
+        settings.run_directory,
+        lifeline,
+        agent_module=settings.agent_module,
+        launcher_file=settings.launcher_file,
+    )
     runtime = ProcessRuntime(machine, zygote, public_keys_pem=settings.public_keys_file.read_text)
     images = ImageStore(machine, runtime.remove_tree)
     journal = Journal(data / "journal")

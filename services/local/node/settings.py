@@ -18,3 +18,7 @@ class NodeSettings(InternalServiceSettings):
     agent_module: str = Field(
         default="services.exec_agent.app", description="Module of the agent: preload, run and AgentConfig."
     )
+    launcher_file: Path | None = Field(
+        default=None,
+        description="The launcher, if not build/launcher. Where there is none, Python processes do its work.",
+    )

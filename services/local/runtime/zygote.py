@@ -211,7 +211,7 @@ class _Loop:
         rest = others[header["procs"] :]
         event = rest.pop(0) if header["event"] else None
         counter = rest.pop(0) if header["counter"] else None
-        given = Given(launcher, procs, event, counter)
+        given = Given(launcher, header["launcher"], procs, event, counter)
         job = _Job(
             steps=remove(plan) if plan.remove else make(plan, given, self._tools),
             given=given,

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from services.common.grpc_core import CORE_ENVIRONMENT
@@ -16,6 +17,7 @@ from services.common.logs import get_logger
 from services.exec_agent.launcher import LauncherMissingError, open_launcher
 from services.local.runtime import cgroups
 from services.local.runtime.identity import Identity
+from services.local.runtime.plain_init import PlainInitError, open_plain_init
 from services.local.runtime.plan import Ids, Plan
 from services.local.runtime.steps import DEADLINE_SECONDS, StartError
 from services.local.runtime.zygote import READY, Configuration
@@ -48,9 +50,11 @@ class ZygoteDiedError(Exception):
 class Zygote:
     """One zygote at a time."""
 
-    def __init__(self, configuration: Configuration, lifeline: int) -> None:
+    def __init__(self, configuration: Configuration, lifeline: int, launcher_file: Path | None = None) -> None:
+        """`launcher_file`: the launcher, if it is not where scripts/build-launcher puts it."""
         self._configuration = configuration
         self._lifeline = lifeline
+        self._launcher_file = launcher_file
         self._control: socket.socket | None = None
         self._pid = 0
         self._starting = asyncio.Lock()
@@ -131,13 +135,14 @@ class Zygote:
         return values, descriptors
 
     async def _send(self, plan: Plan, group: cgroups.Group, answer: socket.socket) -> None:
-        launcher = self._open_launcher()
+        launcher, whole = self._open_launcher()
         request = os.memfd_create("plan")
         try:
             os.write(request, plan.to_json())
             os.lseek(request, 0, os.SEEK_SET)
             optional = [d for d in (group.oom_event, group.oom_counter) if d is not None]
             header = {
+                "launcher": whole,
                 "procs": len(group.procs),
                 "event": group.oom_event is not None,
                 "counter": group.oom_counter is not None,
@@ -148,19 +153,23 @@ class Zygote:
             os.close(request)
             os.close(launcher)
 
-    def _open_launcher(self) -> int:
-        """The launcher, for one sandbox.
+    def _open_launcher(self) -> tuple[int, bool]:
+        """What becomes the first process of one sandbox, and whether it is the launcher, which starts commands too.
 
         One copy serves all where its owner is nobody inside. Elsewhere a sandbox's root owns it and could change its
         mode.
         """
         try:
             if self._configuration.stage is None:
-                return open_launcher()
+                return open_launcher(self._launcher_file), True
             if self._launcher is None:
-                self._launcher = open_launcher()
-            return os.dup(self._launcher)
-        except LauncherMissingError as error:
+                self._launcher = open_launcher(self._launcher_file)
+            return os.dup(self._launcher), True
+        except LauncherMissingError:
+            pass
+        try:
+            return open_plain_init(self._lifeline), False
+        except PlainInitError as error:
             raise ZygoteError(str(error)) from None
 
     async def _deliver(self, header: bytes, descriptors: list[int]) -> None:

@@ -34,6 +34,12 @@ class Execs:
         )
         return (await self.stub.StartExec(request, metadata=self.metadata, timeout=PATIENCE)).exec
 
+    async def cancel(self, exec_id: str) -> exec_pb2.ExecResult:
+        """End it; returns how it ended."""
+        request = exec_service_pb2.SignalExecRequest(sandbox_id=self.sandbox_id, exec_id=exec_id, cancel=True)
+        await self.stub.SignalExec(request, metadata=self.metadata, timeout=PATIENCE)
+        return (await self.read(exec_id))[1]
+
     async def events(self, exec_id: str) -> AsyncIterator[exec_service_pb2.ReadOutputResponse]:
         request = exec_service_pb2.ReadOutputRequest(sandbox_id=self.sandbox_id, exec_id=exec_id)
         call = self.stub.ReadOutput(request, metadata=self.metadata, timeout=PATIENCE, wait_for_ready=True)

@@ -15,7 +15,7 @@ help: ## List the targets
 .PHONY: setup
 setup: ## Install everything into .venv and build the launcher
 	@scripts/setup
-	@scripts/build-launcher
+	@scripts/build-launcher --optional
 
 .PHONY: demo
 demo: setup ## Evaluate candidate patches on example tasks, each in its own sandbox

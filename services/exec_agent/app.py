@@ -36,6 +36,7 @@ from services.exec_agent.servicer import AgentServicer, ExecServicer
 from services.exec_agent.servicer_health import AgentHealth
 from services.exec_agent.settings import AgentConfig
 from services.exec_agent.users import resolve_user
+from services.exec_agent.waits import Waits
 
 _log = logs.get_logger(__name__)
 
@@ -90,10 +91,12 @@ async def serve(config: AgentConfig) -> AsyncIterator[Agent]:
     """
     async with contextlib.AsyncExitStack() as stack:
         journal = stack.enter_context(await _open_journal(config.state_fd))
-        launcher = Launcher(config.launcher_fd, config.cgroup_procs_fds)
+        waits = Waits()
+        stack.callback(waits.close)
+        launcher = Launcher(waits, config.launcher_fd, config.cgroup_procs_fds)
         launcher.start()
         stack.callback(launcher.close)
-        service = ExecService(config, journal, launcher)
+        service = ExecService(config, journal, launcher, waits)
         stack.callback(service.close)
         files = FileService(working_directory=config.working_directory, default_owner=partial(_default_owner, config))
         stack.callback(files.close)

@@ -22,6 +22,7 @@ from services.exec_agent.process import Exited, Launcher, Process, ProcessSpec, 
 from services.exec_agent.program import Programs, start_error
 from services.exec_agent.pump import OutputPump, StdinFeeder
 from services.exec_agent.spool import Spool
+from services.exec_agent.waits import Timer, Waits
 
 DRAIN_SECONDS: Final = 0.06
 """How long an ended command's pipes are still read where a child of it holds them open."""
@@ -37,6 +38,7 @@ _LOST = "a process of the platform inside the sandbox was killed, and the comman
 class Host:
     """What an execution needs of its agent."""
 
+    waits: Waits
     launcher: Launcher
     oom: OomCounter
     null_fd: int
@@ -69,9 +71,9 @@ class Execution:
         """Whether the journal has its beginning."""
         self.spool = spool
         self.pump: OutputPump | None = None
-        self.begun = Latch(self._loop)
+        self.begun = Latch(self._loop, host.waits)
         """Set when it has started or will not."""
-        self.done = Latch(self._loop)
+        self.done = Latch(self._loop, host.waits)
         self._process: Process | None = None
         self._spec: ProcessSpec | None = None
         self._stdin: StdinFeeder | None = None
@@ -81,16 +83,16 @@ class Execution:
         self._sent: set[int] = set()
         self._oom_before = 0
         self._calls = 0
-        self._limit_timer: asyncio.TimerHandle | None = None
-        self._end_timer: asyncio.TimerHandle | None = None
-        self._orphan_timer: asyncio.TimerHandle | None = None
+        self._limit_timer: Timer | None = None
+        self._end_timer: Timer | None = None
+        self._orphan_timer: Timer | None = None
 
     # ------------------------------------------------------------ start
 
     def queue(self, expired: Callable[[Execution], None]) -> None:
         """It waits behind others; `expired` is called when it has waited too long."""
         if self.command is not None and self.command.queue_timeout is not None:
-            self._limit_timer = self._loop.call_later(self.command.queue_timeout, expired, self)
+            self._limit_timer = self._host.waits.call_later(self.command.queue_timeout, expired, self)
         self._watch_orphan()
 
     def start(self, command: Command, programs: Programs, begin: Callable[[], None]) -> None:
@@ -131,9 +133,9 @@ class Execution:
         if command.stdin:
             self._stdin = StdinFeeder(ours.pop(), command.stdin)
         outputs = dict(zip(ours, (STDOUT, STDERR), strict=False))
-        self.pump = OutputPump(self.spool, outputs, command.output_limit, self._over_limit)
+        self.pump = OutputPump(self._host.waits, self.spool, outputs, command.output_limit, self._over_limit)
         pipes.clear()
-        self._limit_timer = self._loop.call_later(_START_PATIENCE_SECONDS, self._start_stuck)
+        self._limit_timer = self._host.waits.call_later(_START_PATIENCE_SECONDS, self._start_stuck)
         self._watch_orphan()
 
     def _fail(self, error: OrchardError) -> None:
@@ -150,7 +152,7 @@ class Execution:
         self._host.started(self)
         self._cancel(self._limit_timer)
         if self.command is not None and self.command.timeout is not None and self._ending is None:
-            self._limit_timer = self._loop.call_later(self.command.timeout, self._timed_out)
+            self._limit_timer = self._host.waits.call_later(self.command.timeout, self._timed_out)
         self.begun.set()
 
     def on_failed(self, stage: Stage, error: int) -> None:
@@ -184,13 +186,13 @@ class Execution:
             self._conclude()
         else:
             pump.on_eof = self._conclude
-            self._end_timer = self._loop.call_later(DRAIN_SECONDS, self._rest_taken)
+            self._end_timer = self._host.waits.call_later(DRAIN_SECONDS, self._rest_taken)
 
     def _rest_taken(self) -> None:
         if self.pump is None or self.pump.drain():
             self._conclude()
         else:
-            self._end_timer = self._loop.call_later(DRAIN_SECONDS, self._rest_taken)
+            self._end_timer = self._host.waits.call_later(DRAIN_SECONDS, self._rest_taken)
 
     def on_empty(self) -> None:
         """See ProcessEvents."""
@@ -220,7 +222,7 @@ class Execution:
         grace = self.command.kill_grace if self.command is not None else 0.0
         if grace > 0:
             self._process.signal(Target.TREE, signal.SIGTERM)
-            self._end_timer = self._loop.call_later(grace, self._kill)
+            self._end_timer = self._host.waits.call_later(grace, self._kill)
         else:
             self._kill()
 
@@ -233,7 +235,7 @@ class Execution:
     def _kill(self) -> None:
         if self._process is not None:
             self._process.kill()
-        self._end_timer = self._loop.call_later(_KILL_PATIENCE_SECONDS, self._conclude)
+        self._end_timer = self._host.waits.call_later(_KILL_PATIENCE_SECONDS, self._conclude)
 
     def _timed_out(self) -> None:
         seconds = self.command.timeout if self.command is not None else None
@@ -267,7 +269,7 @@ class Execution:
         seconds = self.command.orphan_timeout if self.command is not None else None
         if seconds is not None and self._calls == 0 and self.result is None and self._exited is None:
             self._cancel(self._orphan_timer)
-            self._orphan_timer = self._loop.call_later(seconds, self._orphaned)
+            self._orphan_timer = self._host.waits.call_later(seconds, self._orphaned)
 
     # ------------------------------------------------------------ end
 
@@ -356,7 +358,7 @@ class Execution:
         self.spool.close()
 
     @staticmethod
-    def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    def _cancel(timer: Timer | None) -> None:
         if timer is not None:
             timer.cancel()
 

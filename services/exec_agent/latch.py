@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
+from services.exec_agent.waits import Waits
+
 
 class Latch:
     """Something that happens once. Lighter than asyncio.Event with wait_for, which costs a task a wait."""
 
-    __slots__ = ("_loop", "_waiters", "is_set")
+    __slots__ = ("_loop", "_waiters", "_waits", "is_set")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, waits: Waits) -> None:
         self._loop = loop
+        self._waits = waits
         self._waiters: set[asyncio.Future[None]] = set()
         self.is_set = False
 
@@ -32,7 +35,7 @@ class Latch:
             return self.is_set
         waiter = self._loop.create_future()
         self._waiters.add(waiter)
-        timer = None if seconds is None else self._loop.call_later(seconds, wake, waiter)
+        timer = None if seconds is None else self._waits.call_later(seconds, wake, waiter)
         try:
             await waiter
         finally:

@@ -21,6 +21,7 @@ from services.common import logs
 from services.exec_agent.launcher import GAP, fork_server
 from services.exec_agent.launcher import protocol as wire
 from services.exec_agent.users import ResolvedUser
+from services.exec_agent.waits import Waits
 
 _log = logs.get_logger(__name__)
 
@@ -121,10 +122,10 @@ def encode_env(env: Mapping[str, str]) -> bytes:
 class Process:
     """A command that was handed to the launcher; reports to its ProcessEvents until it is detached."""
 
-    __slots__ = ("_control", "_events", "_launcher", "_loop", "_reaper", "_reaper_end", "_under_way")
+    __slots__ = ("_control", "_events", "_launcher", "_reaper", "_reaper_end", "_under_way", "_waits")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, launcher: Launcher, events: ProcessEvents) -> None:
-        self._loop = loop
+    def __init__(self, waits: Waits, launcher: Launcher, events: ProcessEvents) -> None:
+        self._waits = waits
         self._launcher = launcher
         self._events: ProcessEvents | None = events
         self._control, self._reaper_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -148,7 +149,7 @@ class Process:
         """Hear no more of it. A command that still runs is killed; what an ended one left behind lives on."""
         self._settle()
         if self._control.fileno() >= 0:
-            self._loop.remove_reader(self._control.fileno())
+            self._waits.unwatch(self._control.fileno())
             self._control.close()
         self._reaper_end.close()
         self._events = None
@@ -157,7 +158,7 @@ class Process:
         """The launcher has the other end."""
         self._under_way = True
         self._reaper_end.close()
-        self._loop.add_reader(self._control.fileno(), self._readable)
+        self._waits.watch(self._control.fileno(), self._readable)
 
     def fail(self, stage: Stage, error: int) -> None:
         """It cannot be handed to the launcher."""
@@ -213,7 +214,8 @@ class Process:
 class Launcher:
     """Owns the fork server and restarts it when user code has killed it."""
 
-    def __init__(self, launcher_fd: int | None, cgroup_procs_fds: Sequence[int]) -> None:
+    def __init__(self, waits: Waits, launcher_fd: int | None, cgroup_procs_fds: Sequence[int]) -> None:
+        self._waits = waits
         self._loop = asyncio.get_running_loop()
         if launcher_fd is None:
             _log.warning(GAP)
@@ -283,7 +285,7 @@ class Launcher:
         Raises:
             OSError: no descriptor is left.
         """
-        process = Process(self._loop, self, events)
+        process = Process(self._waits, self, events)
         self._waiting.append((process, spec.encode(), descriptors, sent))
         self._send_waiting()
         return process

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from services.exec_agent.spool import Spool
+from services.exec_agent.waits import Timer, Waits
 
 FIRST_READ: Final = 64 << 10
 LARGE_READ: Final = 256 << 10
@@ -32,20 +33,22 @@ class OutputPump:
     loses the oldest bytes.
     """
 
-    def __init__(self, spool: Spool, pipes: dict[int, int], limit: int, on_limit: Callable[[], None]) -> None:
+    def __init__(
+        self, waits: Waits, spool: Spool, pipes: dict[int, int], limit: int, on_limit: Callable[[], None]
+    ) -> None:
         """`pipes` maps each read end, owned from now on, to its stream. `limit`: bytes to keep at most, or zero."""
-        self._loop = asyncio.get_running_loop()
+        self._waits = waits
         self._spool = spool
         self._pipes = pipes
         self._limit = limit
         self._on_limit = on_limit
         self._read_size = FIRST_READ
-        self._stalled: asyncio.TimerHandle | None = None
+        self._stalled: Timer | None = None
         self.followers: set[Follower] = set()
         self.on_eof: Callable[[], None] | None = None
         for pipe in pipes:
             os.set_blocking(pipe, False)
-            self._loop.add_reader(pipe, self._readable, pipe)
+            self._waits.watch(pipe, self._readable, pipe)
 
     @property
     def eof(self) -> bool:
@@ -129,9 +132,9 @@ class OutputPump:
 
     def _stall(self) -> None:
         for pipe in self._pipes:
-            self._loop.remove_reader(pipe)
+            self._waits.unwatch(pipe)
         if self._stalled is None:
-            self._stalled = self._loop.call_later(STALL_SECONDS, self._give_up)
+            self._stalled = self._waits.call_later(STALL_SECONDS, self._give_up)
 
     def _give_up(self) -> None:
         for follower in self.followers:
@@ -143,7 +146,7 @@ class OutputPump:
         if self._stalled is not None:
             self._cancel_stall()
             for pipe in self._pipes:
-                self._loop.add_reader(pipe, self._readable, pipe)
+                self._waits.watch(pipe, self._readable, pipe)
 
     def _cancel_stall(self) -> None:
         if self._stalled is not None:
@@ -151,7 +154,7 @@ class OutputPump:
             self._stalled = None
 
     def _close_pipe(self, pipe: int) -> None:
-        self._loop.remove_reader(pipe)
+        self._waits.unwatch(pipe)
         del self._pipes[pipe]
         os.close(pipe)
 

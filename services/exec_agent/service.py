@@ -28,6 +28,7 @@ from services.exec_agent.restoring import command_of, past_of, restore
 from services.exec_agent.settings import AgentConfig
 from services.exec_agent.spool import Spool
 from services.exec_agent.spools import SpoolStore
+from services.exec_agent.waits import Waits
 
 START_EXEC_ID: Final = "start"
 KEPT_SECONDS: Final = 3600.0
@@ -43,7 +44,7 @@ _RESTARTED = "the agent was restarted while it ran; it was ended and will not ru
 class ExecService:
     """The single authority on what runs in this sandbox. All methods run on the event loop."""
 
-    def __init__(self, config: AgentConfig, journal: Journal, launcher: Launcher) -> None:
+    def __init__(self, config: AgentConfig, journal: Journal, launcher: Launcher, waits: Waits) -> None:
         self._loop = asyncio.get_running_loop()
         self._config = config
         self._journal = journal
@@ -51,7 +52,7 @@ class ExecService:
         self._spools = SpoolStore(config.state_fd, SANDBOX_SPOOL_LIMIT, journal)
         self._null_fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         oom = OomCounter(config.oom_counter_fd, config.oom_event_fd)
-        self._host = Host(launcher, oom, self._null_fd, self._on_started, self._on_ended)
+        self._host = Host(waits, launcher, oom, self._null_fd, self._on_started, self._on_ended)
         self._programs = Programs(config, {})
         self._secret_pending = config.expects_secret_env
         self._held: dict[str, Execution] = {}

@@ -41,7 +41,7 @@ class KubernetesSettings(RuntimeSettings):
     )
     stuck_delete_seconds: float = Field(
         default=120.0,
-        ge=10,
+        ge=1,
         description="A Pod that has been terminating for so long is removed without its node's word.",
     )
     pod_cpu_request_share: float = Field(default=1.0, ge=0, le=1, description=_SHARE.format(what="CPU"))

@@ -23,6 +23,8 @@ class Chaos:
         self.truth = truth
         self.proxy = proxy
         self.names: list[str] = []
+        self.over: set[str] = set()
+        """Pods that have ended: no kubelet ever lets one run again, and to the watcher an end is an end."""
         self.made = 0
         self.log: list[str] = []
 
@@ -42,10 +44,13 @@ class Chaos:
         elif what in ("unselect", "select"):
             await self.truth.select(name, what == "select")
         elif what == "status":
-            phase = rng.choice(["Running", "Failed"])
+            phase = "Failed" if name in self.over else rng.choice(["Running", "Failed"])
+            if phase == "Failed":
+                self.over.add(name)
             await self.truth.status(name, phase=phase, reason=rng.choice(["Evicted", "Shutdown"]))
         else:
             await self.truth.delete(name)
+            self.over.discard(name)
             if what == "recreate":
                 await self.truth.create(name)
             else:

@@ -216,6 +216,7 @@ class TestRebuilt:
         await valkey.flushall()
         await queue(store, "a", "b", quota=Quota(1, sandboxes=1))  # repeated before the watcher said anything
         await store.observe(seen(wanted("a"), State.READY, 5))
+        assert await store.queue_lengths() == {"t": 1}
         assert await taken(store, 2) == ["", ""]
         await end(store, "a")
         assert await taken(store, 2) == ["t/b", ""]

@@ -74,6 +74,21 @@ class Database:
             raise UnavailableError("the database does not answer; retry", reason="DATABASE_UNAVAILABLE") from error
 
 
+def run_migrations() -> None:
+    """What the env.py of each service's migrations does: run them in the connection and schema that `migrate` gave."""
+    from alembic import context
+
+    attributes = context.config.attributes
+    context.configure(
+        connection=attributes["connection"],
+        version_table_schema=attributes["schema"],
+        include_schemas=True,
+        transactional_ddl=True,
+    )
+    with context.begin_transaction():
+        context.run_migrations()
+
+
 def migrate(
     database_url: str, *, schema: str, migrations: Path, revision: str = "head", tls: TlsFiles | None = None
 ) -> None:

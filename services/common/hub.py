@@ -6,8 +6,8 @@ A subscriber's backlog keeps only the newest value of each key. Where keys come 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -115,3 +115,35 @@ class Hub(Generic[K, V]):
         """End every subscription that there is."""
         for subscription in self._subscriptions:
             subscription.end(why)
+
+
+class Hubs(Generic[K, V]):
+    """A hub for each key that somebody waits for: in a burst, a waiter wakes for changes of its own key alone."""
+
+    def __init__(self) -> None:
+        self._hubs: dict[K, Hub[K, V]] = {}
+
+    def __len__(self) -> int:
+        """How many keys somebody waits for."""
+        return len(self._hubs)
+
+    @contextmanager
+    def subscribe(self, key: K) -> Iterator[Subscription[K, V]]:
+        """Subscribe to one key; the last one that leaves it takes its hub away."""
+        hub = self._hubs.setdefault(key, Hub())
+        try:
+            with hub.subscribe() as changes:
+                yield changes
+        finally:
+            if not hub.subscribed:
+                self._hubs.pop(key, None)
+
+    def publish(self, key: K, value: V) -> None:
+        """Tell every subscriber of this key."""
+        if (hub := self._hubs.get(key)) is not None:
+            hub.publish(key, value)
+
+    def wake(self) -> None:
+        """Wake every subscriber of every key."""
+        for hub in list(self._hubs.values()):
+            hub.wake()

@@ -25,7 +25,7 @@ from services.common import observed
 from services.common.backoff import Backoff
 from services.common.channel import connect
 from services.common.health import Health
-from services.common.hub import Hub
+from services.common.hub import Hubs
 from services.common.logs import get_logger
 from services.common.observed import Observed
 from services.common.states import State
@@ -93,8 +93,7 @@ class WatchCache:
         self._uid_of: dict[Key, str] = {}
         self._ended: OrderedDict[str, Observed] = OrderedDict()
         self._ended_uid_of: dict[Key, str] = {}
-        # One hub a key: in a burst of creates a waiter must not wake for every other sandbox's event.
-        self._waiters: dict[Key, Hub[Key, Observed]] = {}
+        self._waiters: Hubs[Key, Observed] = Hubs()
         self._newest = 0
         self._behind_since: float | None = None
         self.synced = False
@@ -127,18 +126,13 @@ class WatchCache:
         """Wait until the sandbox is known and `enough`; returns what is known at the end of the wait."""
         key = (tenant, sandbox_id)
         deadline = asyncio.get_running_loop().time() + timeout_seconds
-        hub = self._waiters.setdefault(key, Hub())
-        try:
-            with hub.subscribe() as changes:
-                while True:
-                    found = self.get(*key)
-                    remaining = deadline - asyncio.get_running_loop().time()
-                    if (found is not None and enough(found)) or remaining <= 0:
-                        return found
-                    await changes.next(remaining)
-        finally:
-            if not hub.subscribed:
-                self._waiters.pop(key, None)
+        with self._waiters.subscribe(key) as changes:
+            while True:
+                found = self.get(*key)
+                remaining = deadline - asyncio.get_running_loop().time()
+                if (found is not None and enough(found)) or remaining <= 0:
+                    return found
+                await changes.next(remaining)
 
     async def run(self) -> None:
         """Follow the watcher for ever."""
@@ -231,8 +225,7 @@ class WatchCache:
             self._by_uid[new.uid] = new
             self._uid_of[key] = new.uid
         self._on_change(new)
-        if (hub := self._waiters.get(key)) is not None:
-            hub.publish(key, new)
+        self._waiters.publish(key, new)
 
     def _remember(self, key: Key, ended: Observed) -> None:
         self._ended[ended.uid] = ended

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
-from sqlalchemy.exc import InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from services.common.errors import UnavailableError
+from services.common.db import Database
 from services.common.quota import Quota
 from services.gateway.tenants import Tenant
 
 SCHEMA: Final = "gateway"
 _metadata: Final = sa.MetaData(schema=SCHEMA)
 _TIME: Final = sa.DateTime(timezone=True)
-_TRANSACTION_SECONDS: Final = 15.0  # above what connecting and one statement may take
-_AWAY: Final = (OperationalError, InterfaceError, PoolTimeoutError, OSError, TimeoutError)
 
 API_KEYS: Final = sa.Table(
     "api_keys",
@@ -110,37 +103,19 @@ class UsageSum:
     memory_gib_hours: float
 
 
-class GatewayStore:
+class GatewayStore(Database):
     """Reads and writes the tables."""
-
-    def __init__(self, engine: AsyncEngine, *, timeout_seconds: float = _TRANSACTION_SECONDS) -> None:
-        self._engine = engine
-        self._timeout = timeout_seconds
-
-    async def close(self) -> None:
-        """Close every connection."""
-        await self._engine.dispose()
-
-    @asynccontextmanager
-    async def _connect(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction; the database away becomes UNAVAILABLE. A mistake of ours stays what it is."""
-        try:
-            # The server's own limit on statements does not help where the server itself stands still.
-            async with asyncio.timeout(self._timeout), self._engine.begin() as connection:
-                yield connection
-        except _AWAY as error:
-            raise UnavailableError("the database does not answer; retry", reason="DATABASE_UNAVAILABLE") from error
 
     async def add_key(self, key: ApiKey) -> None:
         """Store a new key."""
         values = {column.name: getattr(key, column.name) for column in API_KEYS.columns}
-        async with self._connect() as connection:
+        async with self.transaction() as connection:
             names = {"roles": sorted(key.roles), "scopes": sorted(key.scopes)}
             await connection.execute(sa.insert(API_KEYS).values({**values, **names}))
 
     async def find_key(self, key_id: str) -> ApiKey | None:
         """One key."""
-        async with self._connect() as connection:
+        async with self.transaction() as connection:
             row = (await connection.execute(sa.select(API_KEYS).where(API_KEYS.c.key_id == key_id))).mappings().first()
         return _api_key(row) if row else None
 
@@ -149,7 +124,7 @@ class GatewayStore:
         query = sa.select(API_KEYS).where(
             API_KEYS.c.revoke_time.is_(None), sa.or_(API_KEYS.c.expire_time.is_(None), API_KEYS.c.expire_time > now)
         )
-        async with self._connect() as connection:
+        async with self.transaction() as connection:
             return [_api_key(row) for row in (await connection.execute(query)).mappings()]
 
     async def list_keys(self, tenant: str, before: tuple[datetime, str] | None, count: int) -> list[ApiKey]:
@@ -159,7 +134,7 @@ class GatewayStore:
             query = query.where(API_KEYS.c.tenant == tenant)
         if before:
             query = query.where(sa.tuple_(API_KEYS.c.create_time, API_KEYS.c.key_id) < before)
-        async with self._connect() as connection:
+        async with self.transaction() as connection:
             return [_api_key(row) for row in (await connection.execute(query)).mappings()]
 
     async def revoke_key(self, key_id: str, now: datetime, tenant: str = "") -> ApiKey | None:
@@ -172,7 +147,7 @@ class GatewayStore:
         )
         if tenant:
             change = change.where(API_KEYS.c.tenant == tenant)
-        async with self._connect() as connection:
+        async with self.transaction() as connection:
             row = (await connection.execute(change)).mappings().first()
         return _api_key(row) if row else None
 
@@ -191,12 +166,12 @@ class GatewayStore:
                 **bounds,
             },
         )
-        async with self._connect() as connection:
+        async with self.transaction() as connection:
             return _tenant((await connection.execute(changed.returning(TENANTS))).mappings().one())
 
     async def quotas(self) -> Mapping[str, Quota]:
         """See tenants.TenantStore."""
-        async with self._connect() as connection:
+        async with self.transaction() as connection:
             rows = (await connection.execute(sa.select(TENANTS))).mappings()
             return {row["tenant"]: _tenant(row).quota for row in rows}
 
@@ -214,7 +189,7 @@ class GatewayStore:
         )
         if tenant:
             query = query.where(names.c.tenant == tenant)
-        async with self._connect() as connection:
+        async with self.transaction() as connection:
             return [_tenant(row) for row in (await connection.execute(query)).mappings()]
 
     async def record_uses(self, uses: Sequence[SandboxUse]) -> None:
@@ -225,7 +200,7 @@ class GatewayStore:
             index_elements=["uid"],
             set_={"end_time": sa.func.coalesce(SANDBOX_USAGE.c.end_time, statement.excluded.end_time)},
         )
-        async with self._connect() as connection:
+        async with self.transaction() as connection:
             await connection.execute(statement, rows)
 
     async def end_uses(self, ends: Mapping[str, datetime]) -> None:
@@ -236,7 +211,7 @@ class GatewayStore:
             .values(end_time=sa.bindparam("ended_at"))
         )
         rows = [{"ended_uid": uid, "ended_at": time} for uid, time in ends.items()]
-        async with self._connect() as connection:
+        async with self.transaction() as connection:
             await connection.execute(change, rows)
 
     async def end_uses_except(self, living_uids: Sequence[str], seen_at: datetime) -> int:
@@ -253,7 +228,7 @@ class GatewayStore:
             )
             .values(end_time=seen_at)
         )
-        async with self._connect() as connection:
+        async with self.transaction() as connection:
             return int((await connection.execute(change)).rowcount)
 
     async def sum_usage(self, tenant: str, start: datetime | None, end: datetime, label: str) -> list[UsageSum]:
@@ -277,7 +252,7 @@ class GatewayStore:
             .order_by(sa.text("3 DESC"))
             .limit(1000)
         )
-        async with self._connect() as connection:
+        async with self.transaction() as connection:
             rows = (await connection.execute(query)).all()
         return [UsageSum(row[0], int(row[1]), float(row[2]), float(row[3]), float(row[4])) for row in rows]
 

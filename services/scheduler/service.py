@@ -13,7 +13,7 @@ from services.common.errors import (
     NotFoundError,
     UnavailableError,
 )
-from services.common.hub import Hub
+from services.common.hub import Hubs
 from services.common.logs import get_logger
 from services.common.observed import Observed
 from services.common.quota import UNLIMITED, Quota
@@ -96,7 +96,7 @@ class Scheduler:
         self._wake_dispatcher = wake_dispatcher
         self._delete_soon = delete_soon
         self._is_starting = is_starting
-        self._changes: dict[Name, Hub[Name, Name]] = {}
+        self._changes: Hubs[Name, Name] = Hubs()
 
     def lifetime_ms(self, quota: Quota) -> int:
         """How long a sandbox of a tenant may live at most; 0: not bounded."""
@@ -224,21 +224,16 @@ class Scheduler:
             UnavailableError: the server stops; call again.
         """
         name = (tenant, sandbox_id)
-        hub = self._changes.setdefault(name, Hub())
         last: Record | None = None
-        try:
-            with hub.subscribe() as changes:
-                while not stopping.is_set():
-                    record = await self.get(tenant, sandbox_id) if last is None else await self._reread(name, last)
-                    if last is None or _shown(record) != _shown(last):
-                        yield record
-                    if record.state.terminal or (record.state is State.READY and not until_terminal):
-                        return
-                    last = record
-                    await changes.next(_WAIT_WAKE_SECONDS)
-        finally:
-            if not hub.subscribed:
-                self._changes.pop(name, None)
+        with self._changes.subscribe(name) as changes:
+            while not stopping.is_set():
+                record = await self.get(tenant, sandbox_id) if last is None else await self._reread(name, last)
+                if last is None or _shown(record) != _shown(last):
+                    yield record
+                if record.state.terminal or (record.state is State.READY and not until_terminal):
+                    return
+                last = record
+                await changes.next(_WAIT_WAKE_SECONDS)
         raise UnavailableError("the scheduler stops; wait again", reason="SERVER_STOPPING")
 
     async def _reread(self, name: Name, last: Record) -> Record:
@@ -355,14 +350,11 @@ class Scheduler:
 
     def notify(self, name: Name) -> None:
         """A record changed."""
-        hub = self._changes.get(name)
-        if hub is not None:
-            hub.publish(name, name)
+        self._changes.publish(name, name)
 
     def notify_all(self) -> None:
         """Any record may have changed, or the server stops."""
-        for hub in list(self._changes.values()):
-            hub.wake()
+        self._changes.wake()
 
 
 def _shown(record: Record) -> tuple[State, Reason, str]:

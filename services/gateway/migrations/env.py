@@ -1,14 +1,5 @@
-"""Alembic's entry: runs within the connection and schema that services.common.db gives."""
+"""Alembic's entry."""
 
-from alembic import context
+from services.common.db import run_migrations
 
-config = context.config
-connection = config.attributes["connection"]
-context.configure(
-    connection=connection,
-    version_table_schema=config.attributes["schema"],
-    include_schemas=True,
-    transactional_ddl=True,
-)
-with context.begin_transaction():
-    context.run_migrations()
+run_migrations()

@@ -25,6 +25,7 @@ MS_BIND: Final = 4096
 MS_REC: Final = 16384
 MS_PRIVATE: Final = 1 << 18
 MNT_DETACH: Final = 2
+_UMOUNT_NOFOLLOW: Final = 8
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_DUMPABLE: Final = 4
@@ -108,7 +109,12 @@ def mount(source: str, target: str, kind: str | None = None, flags: int = 0, dat
 
 def detach(target: str) -> None:
     """Unmount at once, whatever still uses it."""
-    _check(_libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
+    _check(_libc.umount2(os.fsencode(target), MNT_DETACH | _UMOUNT_NOFOLLOW), f"umount {target}")
+
+
+def become_subreaper() -> None:
+    """From now on, processes below this one whose parent dies become its children."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def pivot_root(new: str, put_old: str) -> None:

@@ -16,10 +16,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from services.local.runtime import linux
 from services.local.runtime.removal import remove_tree
 from services.local.runtime.submounts import mount_points
 from services.local.supervisor.errors import PlatformError
-from services.local.supervisor.system import detach_mount
 
 _LOCK: Final = "supervisor.lock"
 _PROCESSES_LOCK: Final = "processes.lock"
@@ -241,7 +241,7 @@ def _unmount_below(path: Path) -> None:
     """A folder of the host that is mounted here must never be emptied by the removal."""
     for point in mounts_below(path):
         try:
-            detach_mount(point)
+            linux.detach(str(point))
         except OSError as error:
             raise PlatformError(
                 f"{point} is still mounted by an earlier platform and cannot be unmounted: {error}"

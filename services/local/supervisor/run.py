@@ -9,12 +9,12 @@ import signal
 from contextlib import suppress
 from typing import Final
 
+from services.local.runtime.linux import become_subreaper
 from services.local.stores.errors import StoreError
 from services.local.supervisor.errors import PlatformError
 from services.local.supervisor.output import Output
 from services.local.supervisor.platform import Platform, PlatformOptions
 from services.local.supervisor.report import ready_text
-from services.local.supervisor.system import become_subreaper
 
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

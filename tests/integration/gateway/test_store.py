@@ -276,7 +276,7 @@ async def test_a_database_that_is_away_is_unavailable_and_names_no_driver() -> N
 
 async def test_a_mistake_of_ours_is_not_called_the_database_being_away(store: GatewayStore) -> None:
     with pytest.raises(sa.exc.ProgrammingError):
-        async with store._connect() as connection:
+        async with store.transaction() as connection:
             await connection.execute(sa.text("SELECT nothing_of_that_name"))
 
 

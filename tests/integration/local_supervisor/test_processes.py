@@ -75,7 +75,7 @@ ADOPTER = """
 import asyncio, os, signal
 from services.local.stores.command import Command
 from services.local.supervisor.children import Children, _children_of
-from services.local.supervisor.system import become_subreaper
+from services.local.runtime.linux import become_subreaper
 
 def shell(text):
     return Command(("/bin/sh", "-c", text), {"PATH": "/usr/bin:/bin"})

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from services.common.errors import UnavailableError
-from services.common.hub import Hub
+from services.common.hub import Hub, Hubs
 
 
 async def test_the_newest_value_of_each_key_is_kept_in_order_of_change() -> None:
@@ -89,3 +89,24 @@ async def test_an_empty_answer_says_that_nothing_changed() -> None:
         if told == []:
             told = await subscription.next(5)
         assert told == [1]
+
+
+async def test_a_waiter_of_one_key_hears_of_no_other() -> None:
+    hubs: Hubs[str, int] = Hubs()
+    with hubs.subscribe("a") as first, hubs.subscribe("a") as second, hubs.subscribe("b") as other:
+        hubs.publish("a", 1)
+        hubs.publish("c", 2)
+        assert (await first.next(5), await second.next(5), await other.next(0.001)) == ([1], [1], [])
+        hubs.wake()
+        assert await other.next(60) == []
+        assert len(hubs) == 2
+    assert len(hubs) == 0
+
+
+async def test_a_key_is_kept_until_its_last_waiter_leaves() -> None:
+    hubs: Hubs[str, int] = Hubs()
+    with hubs.subscribe("a") as staying:
+        with hubs.subscribe("a"):
+            pass
+        hubs.publish("a", 1)
+        assert await staying.next(5) == [1]

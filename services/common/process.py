@@ -14,7 +14,7 @@ import uvloop
 from pydantic import ValidationError
 
 from services.common import logs
-from services.common.server import ListenError, patient_poller
+from services.common.server import ListenError
 from services.common.settings import ServiceSettings, SettingsError
 from services.common.tasks import TaskGroup
 from services.common.telemetry import Telemetry
@@ -42,8 +42,7 @@ def run_service(name: str, settings_type: type[S], app: App[S]) -> int:
         return 2
     logs.configure(name, level=settings.log_level, json_format=settings.log_format == "json")
     try:
-        with patient_poller():
-            return uvloop.run(_run(name, settings, app))
+        return uvloop.run(_run(name, settings, app))
     except (ListenError, TlsError, SettingsError) as error:
         _log.error(str(error))
         return 2

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,27 +41,6 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
-
-
-@contextlib.contextmanager
-def patient_poller() -> Iterator[None]:
-    """Keep gRPC's poller from interrupting the event loop. Around everything that makes servers and channels.
-
-    It is the thread that waits for sockets. Nearly each step of a call that the loop begins wakes it, to hand the end
-    of the step back to the loop: as an ordinary thread it takes the processor from the loop at once, several times a
-    call. A batch thread (sched(7)) runs when the loop waits, and hands over what has come together.
-    """
-    before = set(threading.enumerate())
-    grpc.aio.init_grpc_aio()
-    try:
-        if sys.platform == "linux":
-            for thread in set(threading.enumerate()) - before:
-                if thread.native_id is not None:
-                    with contextlib.suppress(OSError):  # a filter of system calls may forbid it
-                        os.sched_setscheduler(thread.native_id, os.SCHED_BATCH, os.sched_param(0))
-        yield
-    finally:
-        grpc.aio.shutdown_grpc_aio()
 
 
 class ListenError(Exception):

@@ -21,7 +21,7 @@ from orchard.exec.v1.file_service_pb2_grpc import add_FileServiceServicer_to_ser
 
 from services.common import logs
 from services.common.interceptor import CallInterceptor
-from services.common.server import ListenError, Server, patient_poller
+from services.common.server import ListenError, Server
 from services.common.tasks import TaskGroup
 from services.common.tls import TlsError
 from services.common.tokens import Verifier, parse_public_keys
@@ -90,7 +90,6 @@ async def serve(config: AgentConfig) -> AsyncIterator[Agent]:
         JournalInUseError: another agent of this sandbox still runs.
     """
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(patient_poller())
         journal = stack.enter_context(await _open_journal(config.state_fd))
         waits = Waits()
         stack.callback(waits.close)

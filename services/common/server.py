@@ -35,7 +35,8 @@ SERVER_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
 CHANNEL_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.max_receive_message_length", MESSAGE_LIMIT),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    # Despite its name the time that an attempt to connect may take; a busy machine needs more than an idle one.
+    ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     # Each service and agent has its own connection; sharing gRPC's global pool would keep dead ones alive.
     ("grpc.use_local_subchannel_pool", 1),

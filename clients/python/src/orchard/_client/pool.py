@@ -35,7 +35,8 @@ _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 1_000),
+    # The time that an attempt to connect may take, despite its name.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     # Every channel is a connection of its own.
     ("grpc.use_local_subchannel_pool", 1),

@@ -18,7 +18,8 @@ from services.common.errors import OrchardError, ResourceExhaustedError, Unavail
 from services.exec_agent.latch import Latch
 from services.exec_agent.model import STDERR, STDOUT, Command, End, Result, State
 from services.exec_agent.oom import OomCounter
-from services.exec_agent.process import Exited, Launcher, Process, ProcessSpec, Stage, Target
+from services.exec_agent.process import Exited, Launcher, Process, Stage, Target
+from services.exec_agent.process_spec import ProcessSpec
 from services.exec_agent.program import Programs, start_error
 from services.exec_agent.pump import OutputPump, StdinFeeder
 from services.exec_agent.spool import Spool
@@ -129,14 +130,19 @@ class Execution:
         stdin = given[-1] if command.stdin else self._host.null_fd
         standard = (stdin, given[0], given[0] if command.merge_stderr else given[1])
         self._oom_before = self._host.oom.read()
-        self._process = self._host.launcher.spawn(spec, standard, self, lambda: _close_all(given))
+        self._process = self._host.launcher.spawn(spec, standard, self, lambda: self._handed_over(given))
         if command.stdin:
             self._stdin = StdinFeeder(ours.pop(), command.stdin)
         outputs = dict(zip(ours, (STDOUT, STDERR), strict=False))
         self.pump = OutputPump(self._host.waits, self.spool, outputs, command.output_limit, self._over_limit)
         pipes.clear()
-        self._limit_timer = self._host.waits.call_later(_START_PATIENCE_SECONDS, self._start_stuck)
         self._watch_orphan()
+
+    def _handed_over(self, given: list[int]) -> None:
+        """The launcher has it, or it was given up. A thousand that start at once wait for each other before that."""
+        _close_all(given)
+        if self.result is None:
+            self._limit_timer = self._host.waits.call_later(_START_PATIENCE_SECONDS, self._start_stuck)
 
     def _fail(self, error: OrchardError) -> None:
         self.start_error = error

@@ -11,28 +11,25 @@ import os
 import select
 import signal
 import socket
-import struct
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from services.common import logs
 from services.exec_agent.launcher import GAP, fork_server
 from services.exec_agent.launcher import protocol as wire
-from services.exec_agent.users import ResolvedUser
+from services.exec_agent.process_spec import ProcessSpec
 from services.exec_agent.waits import Waits
 
 _log = logs.get_logger(__name__)
 
-_BIG: Final = 1 << 20
-"""From this size on the stack limit is raised: the kernel gives arguments a quarter of it, pointers included."""
 _IN_FLIGHT_LIMIT: Final = 64
 _SEND_BUFFER: Final = 1 << 20
 _RETRY_SECONDS: Final = 0.05
 _QUICK_DEATH_SECONDS: Final = 1.0
 _PATIENCE: Final = 40
-"""So many failed starts in a row, two seconds of them, and commands that wait for the launcher are told so."""
+"""So many failed starts or messages in a row, two seconds of them, and commands that wait for them are told so."""
 
 
 class Target(enum.IntEnum):
@@ -84,39 +81,6 @@ class ProcessEvents(Protocol):
 
     def on_lost(self) -> None:
         """Its reaper was killed before the command's end was known. Nothing follows."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessSpec:
-    """What the launcher needs to start a command."""
-
-    argv: Sequence[str]
-    env: bytes
-    """encode_env's result, NUL-terminated entries."""
-    env_count: int
-    cwd: str
-    identity: ResolvedUser | None
-    """None: the agent's own."""
-
-    def encode(self) -> bytes:
-        """The launcher's message."""
-        arguments = "\0".join(self.argv)
-        body = b"".join((os.fsencode(self.cwd), b"\0", arguments.encode(), b"\0", self.env))
-        groups = self.identity.groups if self.identity else ()
-        size = wire.SPEC.size + 4 * len(groups) + len(body)
-        flags = wire.SPEC_USER if self.identity else 0
-        if size + 8 * (len(self.argv) + self.env_count) > _BIG:
-            flags |= wire.SPEC_BIG
-        if size > wire.INLINE_LIMIT:
-            flags |= wire.SPEC_MEMFD
-        uid, gid = (self.identity.uid, self.identity.gid) if self.identity else (0, 0)
-        header = wire.SPEC.pack(size, flags, uid, gid, len(groups), len(self.argv), self.env_count)
-        return b"".join((header, struct.pack(f"={len(groups)}I", *groups), body)) if groups else header + body
-
-
-def encode_env(env: Mapping[str, str]) -> bytes:
-    """An environment as NUL-terminated KEY=VALUE entries. That of an image need not be UTF-8: see os.fsdecode."""
-    return b"".join([f"{key}={value}\0".encode("utf-8", "surrogateescape") for key, value in env.items()])
 
 
 class Process:
@@ -231,6 +195,7 @@ class Launcher:
         self._closed = False
         self._started_at = 0.0
         self._quick_deaths = 0
+        self._failed_sends = 0
 
     def start(self) -> None:
         """Start the fork server.
@@ -242,6 +207,7 @@ class Launcher:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         try:
             self._pid = self._start_server(theirs.fileno())
+            self._pidfd = self._watch_server(self._pid)
         except OSError:
             ours.close()
             raise
@@ -250,10 +216,18 @@ class Launcher:
         ours.setblocking(False)
         self._socket = ours
         self._started_at = self._loop.time()
-        self._pidfd = os.pidfd_open(self._pid)
         self._death = select.poll()
         self._death.register(self._pidfd, select.POLLIN)
         self._loop.add_reader(self._pidfd, self._died)
+
+    @staticmethod
+    def _watch_server(pid: int) -> int:
+        try:
+            return os.pidfd_open(pid)
+        except OSError:  # no descriptor is left: nobody would hear of its end
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
 
     def _start_server(self, channel: int) -> int:
         if self._launcher_fd is None:
@@ -312,6 +286,7 @@ class Launcher:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
+            os.kill(self._pid, signal.SIGKILL)  # user code may have stopped it
             os.waitpid(self._pid, 0)
 
     def _send_waiting(self) -> None:
@@ -329,16 +304,27 @@ class Launcher:
                 self._start_writing()
                 return
             except OSError as error:
-                if error.errno == errno.ETOOMANYREFS:
-                    self._loop.call_later(_RETRY_SECONDS, self._send_waiting)
+                if error.errno not in (errno.EPIPE, errno.ECONNRESET):
+                    self._send_later(error)
                 # Otherwise the fork server is gone, and _died starts another one.
                 return
             self._waiting.popleft()
+            self._failed_sends = 0
             self._in_flight += 1
             process.sent()
             sent()
         if not self._waiting:
             self._stop_writing()
+
+    def _send_later(self, error: OSError) -> None:
+        """No descriptor or memory is left for the message: try again for a while, then give up the first command."""
+        self._failed_sends += 1
+        if self._failed_sends > _PATIENCE:
+            self._failed_sends = 0
+            process, _, _, sent = self._waiting.popleft()
+            sent()
+            process.fail(Stage.FORK, error.errno or errno.EAGAIN)
+        self._loop.call_later(_RETRY_SECONDS, self._send_waiting)
 
     def _start_writing(self) -> None:
         if self._socket is not None and not self._writing:

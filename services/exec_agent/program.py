@@ -10,13 +10,15 @@ from typing import Final
 
 from services.common.errors import FailedPreconditionError, OrchardError, ResourceExhaustedError
 from services.exec_agent.model import Command
-from services.exec_agent.process import ProcessSpec, Stage, encode_env
+from services.exec_agent.process import Stage
+from services.exec_agent.process_spec import ProcessSpec, encode_env
 from services.exec_agent.settings import AgentConfig
 from services.exec_agent.users import ResolvedUser, resolve_user
 
 _SHELL_FOLDERS: Final = ("/bin", "/usr/bin", "/usr/local/bin")
 _PART_CHARACTERS: Final = 32_000
 """The kernel takes at most 128 KiB an argument, and a character has up to four bytes."""
+_SHOWN_CHARACTERS: Final = 200
 
 
 class Programs:
@@ -83,9 +85,9 @@ class Programs:
 
 def start_error(stage: Stage, error: int, command: Command, spec: ProcessSpec, user: str) -> OrchardError:
     """The error that says why a command did not start."""
-    name, why = spec.argv[0], os.strerror(error)
+    name, why = _shown(spec.argv[0]), os.strerror(error)
     if stage is Stage.CWD:
-        return _cwd_error(error, spec.cwd, why)
+        return _cwd_error(error, _shown(spec.cwd), why)
     if stage is Stage.INTERPRETER:
         return FailedPreconditionError(
             f"{name} is there, but the interpreter that its first line or its ELF header names is not",
@@ -104,6 +106,11 @@ def start_error(stage: Stage, error: int, command: Command, spec: ProcessSpec, u
             reason="PROCESS_LIMIT",
         )
     return FailedPreconditionError(f"the launcher refused {command.display()!r}: {why}", reason="LAUNCHER_REFUSED")
+
+
+def _shown(text: str) -> str:
+    """For an error, which travels in metadata of some kilobytes: the beginning, where the text is longer."""
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
 
 
 def _cwd_error(error: int, cwd: str, why: str) -> OrchardError:

@@ -237,6 +237,15 @@ async def test_a_terminated_agent_ends_cleanly_with_its_commands(make_agent: Mak
     await_end(pid)
 
 
+async def test_a_stopped_launcher_does_not_hold_the_agents_end_up(make_agent: MakeAgent) -> None:
+    agent = make_agent()
+    async with agent.client() as client:
+        await client.run(spec("true"))
+        for pid in launcher_processes(agent):
+            os.kill(pid, signal.SIGSTOP)
+    assert await asyncio.to_thread(agent.stop) == 0
+
+
 def test_a_second_agent_on_the_same_state_is_refused(make_agent: MakeAgent) -> None:
     agent = make_agent()
     environment = {**agent.environment, "ORCHARD_LISTEN": f"unix:{agent.folder}/other"}

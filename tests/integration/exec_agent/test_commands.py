@@ -217,6 +217,9 @@ async def test_what_cannot_start_says_why(client: Client, work: Path) -> None:
     await start_problem(client, spec(str(work)), "COMMAND_NOT_EXECUTABLE")
     await start_problem(client, spec(text), "COMMAND_NOT_EXECUTABLE", "#!")
     await start_problem(client, spec(script), "COMMAND_NOT_EXECUTABLE", "interpreter")
+    # An error travels in metadata of a few kilobytes, whatever it is about.
+    await start_problem(client, spec("x" * 100_000), "COMMAND_NOT_FOUND", "xxx...")
+    await start_problem(client, spec("true", cwd="/".join(["ä" * 50] * 40)), "CWD_NOT_FOUND", "ää")
     await start_problem(client, spec("true", user="nobody-here"), "USER_NOT_FOUND", "nobody-here")
     await start_problem(client, spec("true", user="nobody:no-group"), "USER_NOT_FOUND", "no-group")
 

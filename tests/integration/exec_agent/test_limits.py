@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import resource
 import time
+from typing import Any
 
 import grpc
 import pytest
 from orchard.exec.v1 import exec_pb2
 
-from services.exec_agent import pump, service
+from services.exec_agent import execution, process, pump, service
 from tests.integration.exec_agent.conftest import Output, agent_here, lives, new_id, problem, spec
 
 MIB = 1 << 20
@@ -147,4 +149,46 @@ async def test_without_descriptors_a_start_fails_and_the_agent_goes_on() -> None
             for descriptor in held:
                 os.close(descriptor)
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert (await client.run(spec("echo", "on"))).stdout == b"on\n"
+
+
+async def test_a_start_that_waits_for_others_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher is ended when it does not answer, not when more is asked of it than it has had time for."""
+    monkeypatch.setattr(execution, "_START_PATIENCE_SECONDS", 0.05)
+    async with agent_here() as client:
+        await client.run(spec("true"))
+        monkeypatch.setattr(process, "_IN_FLIGHT_LIMIT", 0)
+        waiting = asyncio.create_task(client.run(spec("echo", "late"), "waiting"))
+        while not await client.list() or (await client.list())[0].exec_id != "waiting":
+            await asyncio.sleep(0.005)
+        assert (await client.wait("waiting", 0.3)).state == exec_pb2.EXEC_STATE_QUEUED
+        monkeypatch.setattr(process, "_IN_FLIGHT_LIMIT", 64)
+        monkeypatch.setattr(execution, "_START_PATIENCE_SECONDS", 30.0)
+        assert (await client.run(spec("true", concurrent=True))).result is not None
+        assert (await waiting).stdout == b"late\n"
+
+
+@pytest.mark.parametrize("failures", [3, 1_000])
+async def test_a_message_that_finds_no_descriptor_is_sent_again_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    real, left = process._send, [failures]
+
+    def send(*arguments: Any) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.EMFILE, "no descriptor is left")
+        real(*arguments)
+
+    monkeypatch.setattr(process, "_PATIENCE", 5)
+    async with agent_here() as client:
+        await client.run(spec("true"))
+        monkeypatch.setattr(process, "_send", send)
+        if failures < 5:
+            assert (await client.run(spec("echo", "sent"))).stdout == b"sent\n"
+            return
+        with problem() as found:
+            await client.start(spec("true"))
+        assert (found[0].code, found[0].reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "PROCESS_LIMIT")
+        left[0] = 0
         assert (await client.run(spec("echo", "on"))).stdout == b"on\n"

@@ -20,6 +20,21 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _PATIENCE_SECONDS: Final = 5.0
 
 
+class _Watched:
+    """The context of a Watch stream, with what it has told."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self.writing = asyncio.Lock()
+        self.told: int | None = None
+
+    async def write(self, response: health_pb2.HealthCheckResponse) -> None:
+        """See grpc.aio.ServicerContext."""
+        async with self.writing:
+            await self._context.write(response)
+            self.told = response.status
+
+
 class _Servicer(aio.HealthServicer):  # type: ignore[misc]  # grpc_health has no types
     """gRPC's own, whose Watch streams would last until the server cuts them."""
 
@@ -31,16 +46,21 @@ class _Servicer(aio.HealthServicer):  # type: ignore[misc]  # grpc_health has no
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> None:
         """Tell the state and each change until the server stops."""
-        watching = asyncio.ensure_future(super().Watch(request, context))
+        watched = _Watched(context)
+        watching = asyncio.ensure_future(super().Watch(request, watched))
         ended = asyncio.ensure_future(self.ended.wait())
         try:
             await asyncio.wait((watching, ended), return_when=asyncio.FIRST_COMPLETED)
+            async with watched.writing:
+                # Not in the middle of a write: the stream would take no other and last until the server cuts it.
+                watching.cancel()
         finally:
             watching.cancel()
             ended.cancel()
             await asyncio.gather(watching, ended, return_exceptions=True)
-        # Perhaps once more: the end may have come before the change was told.
-        await context.write(health_pb2.HealthCheckResponse(status=_NOT_SERVING))
+        if watched.told != _NOT_SERVING:
+            # The end came before the change was told.
+            await context.write(health_pb2.HealthCheckResponse(status=_NOT_SERVING))
         await context.abort(grpc.StatusCode.UNAVAILABLE, "the server stops")
 
 

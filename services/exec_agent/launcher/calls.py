@@ -13,6 +13,10 @@ PR_SET_PDEATHSIG: Final = 1
 PR_SET_DUMPABLE: Final = 4
 PR_SET_CHILD_SUBREAPER: Final = 36
 _SYS_CLONE: Final = {"x86_64": 56, "aarch64": 220}
+_SYS_RT_SIGACTION: Final = {"x86_64": 13, "aarch64": 134}
+_KERNEL_SIGACTION_BYTES: Final = 32
+_SIGNAL_SET_BYTES: Final = 8
+_OF_THE_C_LIBRARY: Final = (32, 33)
 
 # PyDLL: a child must not come back without the interpreter's lock that its parent had.
 _libc: Final = ctypes.PyDLL(None, use_errno=True)
@@ -27,6 +31,19 @@ def prctl(option: int, argument: int) -> None:
     if _libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0) < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl: {os.strerror(number)}")
+
+
+def reset_internal_signals() -> None:
+    """Set the signals that the C library keeps for itself to their default, past the library.
+
+    glibc's posix_spawn leaves them ignored, and `make` starts programs by it; neither library nor Python lets one ask.
+    """
+    number = _SYS_RT_SIGACTION.get(platform.machine())
+    if number is None:
+        return
+    default = ctypes.create_string_buffer(_KERNEL_SIGACTION_BYTES)
+    for signal_number in _OF_THE_C_LIBRARY:
+        _libc.syscall(number, signal_number, default, None, ctypes.c_size_t(_SIGNAL_SET_BYTES))
 
 
 def plain_fork() -> int:

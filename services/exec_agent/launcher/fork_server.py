@@ -20,7 +20,13 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NoReturn
 
-from services.exec_agent.launcher.calls import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, plain_fork, prctl
+from services.exec_agent.launcher.calls import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_DUMPABLE,
+    plain_fork,
+    prctl,
+    reset_internal_signals,
+)
 from services.exec_agent.launcher.descendants import Descendants
 from services.exec_agent.launcher.program_start import Program, StartError
 from services.exec_agent.launcher.protocol import (
@@ -314,6 +320,7 @@ def _quiet_signals() -> None:
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         with contextlib.suppress(OSError, ValueError):
             signal.signal(number, signal.SIG_DFL)
+    reset_internal_signals()
 
 
 def _watch_children() -> int:

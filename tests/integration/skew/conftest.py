@@ -83,7 +83,8 @@ def old_agent(old_tree: Path, folder: Path) -> Iterator[str]:
         "ORCHARD_ENV": json.dumps({"PATH": path, "HOME": str(folder / "work")}),
     }
     namespaces = ["--dev-bind", "/", "/", "--tmpfs", "/tmp", "--unshare-pid", "--proc", "/proc", "--die-with-parent"]
-    for kept in (folder, old_tree):
+    # Its interpreter too: a checkout may itself lie below /tmp.
+    for kept in (folder, old_tree, Path(sys.prefix)):
         namespaces += ["--bind", str(kept), str(kept)]
     process = subprocess.Popen(
         [str(bwrap_path()), *namespaces, sys.executable, "-m", "services.exec_agent"], env=environment, cwd=old_tree

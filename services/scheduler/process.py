@@ -65,6 +65,7 @@ class NodeRuntime:
             spec_hash=record.spec_hash,
             spec=sandbox_pb2.SandboxSpec.FromString(record.spec),
             expire_time=to_timestamp(record.expire_ms),
+            create_time=to_timestamp(record.create_ms),
             expects_secret_env=record.expects_secret_env,
         )
         try:

@@ -101,6 +101,8 @@ class Creation:
     spec: bytes
     request: Request
     expire_time: float
+    create_time: float = 0.0
+    """When it was accepted; 0: now."""
 
 
 class Told(NamedTuple):
@@ -201,7 +203,7 @@ class Node:
             reason=None,
             message="",
             endpoint=self._runtime.endpoint(request.uid),
-            create_time=self._clock(),
+            create_time=creation.create_time or self._clock(),
             expire_time=creation.expire_time,
             revision=self._revision,
         )

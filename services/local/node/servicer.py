@@ -181,6 +181,7 @@ def _creation(request: Any) -> Creation:
         spec=spec.SerializeToString(),
         request=wanted,
         expire_time=_seconds(request.expire_time),
+        create_time=_seconds(request.create_time),
     )
 
 
@@ -218,7 +219,7 @@ def _to_proto(record: Record) -> Any:
         revision=record.revision,
         expects_secret_env=record.request.expects_secret_env,
     )
-    sandbox.create_time.FromNanoseconds(int(record.create_time * 1e9))
+    sandbox.create_time.FromMilliseconds(round(record.create_time * 1e3))
     if record.expire_time:
-        sandbox.expire_time.FromNanoseconds(int(record.expire_time * 1e9))
+        sandbox.expire_time.FromMilliseconds(round(record.expire_time * 1e3))
     return sandbox

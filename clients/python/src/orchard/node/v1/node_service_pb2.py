@@ -27,7 +27,7 @@ from orchard.node.v1 import node_pb2 as orchard_dot_node_dot_v1_dot_node__pb2
 from orchard.sandbox.v1 import sandbox_pb2 as orchard_dot_sandbox_dot_v1_dot_sandbox__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"orchard/node/v1/node_service.proto\x12\x0forchard.node.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aorchard/node/v1/node.proto\x1a orchard/sandbox/v1/sandbox.proto\"\xf4\x01\n\x14\x43reateSandboxRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nsandbox_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x11\n\tspec_hash\x18\x04 \x01(\t\x12-\n\x04spec\x18\x05 \x01(\x0b\x32\x1f.orchard.sandbox.v1.SandboxSpec\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1a\n\x12\x65xpects_secret_env\x18\x07 \x01(\x08\x12\x15\n\rvalidate_only\x18\x08 \x01(\x08\"F\n\x15\x43reateSandboxResponse\x12-\n\x07sandbox\x18\x01 \x01(\x0b\x32\x1c.orchard.node.v1.NodeSandbox\"#\n\x14\x44\x65leteSandboxRequest\x12\x0b\n\x03uid\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteSandboxResponse\"T\n\x14UpdateSandboxRequest\x12\x0b\n\x03uid\x18\x01 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"F\n\x15UpdateSandboxResponse\x12-\n\x07sandbox\x18\x01 \x01(\x0b\x32\x1c.orchard.node.v1.NodeSandbox\"\x17\n\x15WatchSandboxesRequest\"\xc7\x01\n\x16WatchSandboxesResponse\x12/\n\x07sandbox\x18\x01 \x01(\x0b\x32\x1c.orchard.node.v1.NodeSandboxH\x00\x12)\n\x06synced\x18\x02 \x01(\x0b\x32\x17.orchard.node.v1.SyncedH\x00\x12-\n\x08\x62ookmark\x18\x03 \x01(\x0b\x32\x19.orchard.node.v1.BookmarkH\x00\x12\x19\n\x11\x63omplete_revision\x18\x04 \x01(\x04\x42\x07\n\x05\x65vent\"\x08\n\x06Synced\"\n\n\x08\x42ookmark\"H\n\x12ImportImageRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bsource_path\x18\x02 \x01(\t\x12\x0f\n\x07replace\x18\x03 \x01(\x08\"i\n\x13ImportImageResponse\x12\x12\n\ndone_bytes\x18\x01 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x03\x12)\n\x05image\x18\x03 \x01(\x0b\x32\x1a.orchard.node.v1.NodeImage\":\n\x11ListImagesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"Y\n\x12ListImagesResponse\x12*\n\x06images\x18\x01 \x03(\x0b\x32\x1a.orchard.node.v1.NodeImage\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x12RemoveImageRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x15\n\x13RemoveImageResponse\"\x10\n\x0eGetNodeRequest\"\\\n\x0fGetNodeResponse\x12\x10\n\x08user_ids\x18\x01 \x01(\t\x12\x0e\n\x06limits\x18\x02 \x01(\t\x12\x0c\n\x04gaps\x18\x03 \x03(\t\x12\x19\n\x11running_sandboxes\x18\x04 \x01(\x05\x32\xed\x05\n\x0bNodeService\x12^\n\rCreateSandbox\x12%.orchard.node.v1.CreateSandboxRequest\x1a&.orchard.node.v1.CreateSandboxResponse\x12^\n\rDeleteSandbox\x12%.orchard.node.v1.DeleteSandboxRequest\x1a&.orchard.node.v1.DeleteSandboxResponse\x12^\n\rUpdateSandbox\x12%.orchard.node.v1.UpdateSandboxRequest\x1a&.orchard.node.v1.UpdateSandboxResponse\x12\x63\n\x0eWatchSandboxes\x12&.orchard.node.v1.WatchSandboxesRequest\x1a\'.orchard.node.v1.WatchSandboxesResponse0\x01\x12Z\n\x0bImportImage\x12#.orchard.node.v1.ImportImageRequest\x1a$.orchard.node.v1.ImportImageResponse0\x01\x12U\n\nListImages\x12\".orchard.node.v1.ListImagesRequest\x1a#.orchard.node.v1.ListImagesResponse\x12X\n\x0bRemoveImage\x12#.orchard.node.v1.RemoveImageRequest\x1a$.orchard.node.v1.RemoveImageResponse\x12L\n\x07GetNode\x12\x1f.orchard.node.v1.GetNodeRequest\x1a .orchard.node.v1.GetNodeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"orchard/node/v1/node_service.proto\x12\x0forchard.node.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aorchard/node/v1/node.proto\x1a orchard/sandbox/v1/sandbox.proto\"\xa5\x02\n\x14\x43reateSandboxRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nsandbox_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x11\n\tspec_hash\x18\x04 \x01(\t\x12-\n\x04spec\x18\x05 \x01(\x0b\x32\x1f.orchard.sandbox.v1.SandboxSpec\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1a\n\x12\x65xpects_secret_env\x18\x07 \x01(\x08\x12\x15\n\rvalidate_only\x18\x08 \x01(\x08\x12/\n\x0b\x63reate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"F\n\x15\x43reateSandboxResponse\x12-\n\x07sandbox\x18\x01 \x01(\x0b\x32\x1c.orchard.node.v1.NodeSandbox\"#\n\x14\x44\x65leteSandboxRequest\x12\x0b\n\x03uid\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteSandboxResponse\"T\n\x14UpdateSandboxRequest\x12\x0b\n\x03uid\x18\x01 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"F\n\x15UpdateSandboxResponse\x12-\n\x07sandbox\x18\x01 \x01(\x0b\x32\x1c.orchard.node.v1.NodeSandbox\"\x17\n\x15WatchSandboxesRequest\"\xc7\x01\n\x16WatchSandboxesResponse\x12/\n\x07sandbox\x18\x01 \x01(\x0b\x32\x1c.orchard.node.v1.NodeSandboxH\x00\x12)\n\x06synced\x18\x02 \x01(\x0b\x32\x17.orchard.node.v1.SyncedH\x00\x12-\n\x08\x62ookmark\x18\x03 \x01(\x0b\x32\x19.orchard.node.v1.BookmarkH\x00\x12\x19\n\x11\x63omplete_revision\x18\x04 \x01(\x04\x42\x07\n\x05\x65vent\"\x08\n\x06Synced\"\n\n\x08\x42ookmark\"H\n\x12ImportImageRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bsource_path\x18\x02 \x01(\t\x12\x0f\n\x07replace\x18\x03 \x01(\x08\"i\n\x13ImportImageResponse\x12\x12\n\ndone_bytes\x18\x01 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x03\x12)\n\x05image\x18\x03 \x01(\x0b\x32\x1a.orchard.node.v1.NodeImage\":\n\x11ListImagesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"Y\n\x12ListImagesResponse\x12*\n\x06images\x18\x01 \x03(\x0b\x32\x1a.orchard.node.v1.NodeImage\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x12RemoveImageRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x15\n\x13RemoveImageResponse\"\x10\n\x0eGetNodeRequest\"\\\n\x0fGetNodeResponse\x12\x10\n\x08user_ids\x18\x01 \x01(\t\x12\x0e\n\x06limits\x18\x02 \x01(\t\x12\x0c\n\x04gaps\x18\x03 \x03(\t\x12\x19\n\x11running_sandboxes\x18\x04 \x01(\x05\x32\xed\x05\n\x0bNodeService\x12^\n\rCreateSandbox\x12%.orchard.node.v1.CreateSandboxRequest\x1a&.orchard.node.v1.CreateSandboxResponse\x12^\n\rDeleteSandbox\x12%.orchard.node.v1.DeleteSandboxRequest\x1a&.orchard.node.v1.DeleteSandboxResponse\x12^\n\rUpdateSandbox\x12%.orchard.node.v1.UpdateSandboxRequest\x1a&.orchard.node.v1.UpdateSandboxResponse\x12\x63\n\x0eWatchSandboxes\x12&.orchard.node.v1.WatchSandboxesRequest\x1a\'.orchard.node.v1.WatchSandboxesResponse0\x01\x12Z\n\x0bImportImage\x12#.orchard.node.v1.ImportImageRequest\x1a$.orchard.node.v1.ImportImageResponse0\x01\x12U\n\nListImages\x12\".orchard.node.v1.ListImagesRequest\x1a#.orchard.node.v1.ListImagesResponse\x12X\n\x0bRemoveImage\x12#.orchard.node.v1.RemoveImageRequest\x1a$.orchard.node.v1.RemoveImageResponse\x12L\n\x07GetNode\x12\x1f.orchard.node.v1.GetNodeRequest\x1a .orchard.node.v1.GetNodeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,41 +35,41 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'orchard.node.v1.node_servic
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CREATESANDBOXREQUEST']._serialized_start=151
-  _globals['_CREATESANDBOXREQUEST']._serialized_end=395
-  _globals['_CREATESANDBOXRESPONSE']._serialized_start=397
-  _globals['_CREATESANDBOXRESPONSE']._serialized_end=467
-  _globals['_DELETESANDBOXREQUEST']._serialized_start=469
-  _globals['_DELETESANDBOXREQUEST']._serialized_end=504
-  _globals['_DELETESANDBOXRESPONSE']._serialized_start=506
-  _globals['_DELETESANDBOXRESPONSE']._serialized_end=529
-  _globals['_UPDATESANDBOXREQUEST']._serialized_start=531
-  _globals['_UPDATESANDBOXREQUEST']._serialized_end=615
-  _globals['_UPDATESANDBOXRESPONSE']._serialized_start=617
-  _globals['_UPDATESANDBOXRESPONSE']._serialized_end=687
-  _globals['_WATCHSANDBOXESREQUEST']._serialized_start=689
-  _globals['_WATCHSANDBOXESREQUEST']._serialized_end=712
-  _globals['_WATCHSANDBOXESRESPONSE']._serialized_start=715
-  _globals['_WATCHSANDBOXESRESPONSE']._serialized_end=914
-  _globals['_SYNCED']._serialized_start=916
-  _globals['_SYNCED']._serialized_end=924
-  _globals['_BOOKMARK']._serialized_start=926
-  _globals['_BOOKMARK']._serialized_end=936
-  _globals['_IMPORTIMAGEREQUEST']._serialized_start=938
-  _globals['_IMPORTIMAGEREQUEST']._serialized_end=1010
-  _globals['_IMPORTIMAGERESPONSE']._serialized_start=1012
-  _globals['_IMPORTIMAGERESPONSE']._serialized_end=1117
-  _globals['_LISTIMAGESREQUEST']._serialized_start=1119
-  _globals['_LISTIMAGESREQUEST']._serialized_end=1177
-  _globals['_LISTIMAGESRESPONSE']._serialized_start=1179
-  _globals['_LISTIMAGESRESPONSE']._serialized_end=1268
-  _globals['_REMOVEIMAGEREQUEST']._serialized_start=1270
-  _globals['_REMOVEIMAGEREQUEST']._serialized_end=1304
-  _globals['_REMOVEIMAGERESPONSE']._serialized_start=1306
-  _globals['_REMOVEIMAGERESPONSE']._serialized_end=1327
-  _globals['_GETNODEREQUEST']._serialized_start=1329
-  _globals['_GETNODEREQUEST']._serialized_end=1345
-  _globals['_GETNODERESPONSE']._serialized_start=1347
-  _globals['_GETNODERESPONSE']._serialized_end=1439
-  _globals['_NODESERVICE']._serialized_start=1442
-  _globals['_NODESERVICE']._serialized_end=2191
+  _globals['_CREATESANDBOXREQUEST']._serialized_end=444
+  _globals['_CREATESANDBOXRESPONSE']._serialized_start=446
+  _globals['_CREATESANDBOXRESPONSE']._serialized_end=516
+  _globals['_DELETESANDBOXREQUEST']._serialized_start=518
+  _globals['_DELETESANDBOXREQUEST']._serialized_end=553
+  _globals['_DELETESANDBOXRESPONSE']._serialized_start=555
+  _globals['_DELETESANDBOXRESPONSE']._serialized_end=578
+  _globals['_UPDATESANDBOXREQUEST']._serialized_start=580
+  _globals['_UPDATESANDBOXREQUEST']._serialized_end=664
+  _globals['_UPDATESANDBOXRESPONSE']._serialized_start=666
+  _globals['_UPDATESANDBOXRESPONSE']._serialized_end=736
+  _globals['_WATCHSANDBOXESREQUEST']._serialized_start=738
+  _globals['_WATCHSANDBOXESREQUEST']._serialized_end=761
+  _globals['_WATCHSANDBOXESRESPONSE']._serialized_start=764
+  _globals['_WATCHSANDBOXESRESPONSE']._serialized_end=963
+  _globals['_SYNCED']._serialized_start=965
+  _globals['_SYNCED']._serialized_end=973
+  _globals['_BOOKMARK']._serialized_start=975
+  _globals['_BOOKMARK']._serialized_end=985
+  _globals['_IMPORTIMAGEREQUEST']._serialized_start=987
+  _globals['_IMPORTIMAGEREQUEST']._serialized_end=1059
+  _globals['_IMPORTIMAGERESPONSE']._serialized_start=1061
+  _globals['_IMPORTIMAGERESPONSE']._serialized_end=1166
+  _globals['_LISTIMAGESREQUEST']._serialized_start=1168
+  _globals['_LISTIMAGESREQUEST']._serialized_end=1226
+  _globals['_LISTIMAGESRESPONSE']._serialized_start=1228
+  _globals['_LISTIMAGESRESPONSE']._serialized_end=1317
+  _globals['_REMOVEIMAGEREQUEST']._serialized_start=1319
+  _globals['_REMOVEIMAGEREQUEST']._serialized_end=1353
+  _globals['_REMOVEIMAGERESPONSE']._serialized_start=1355
+  _globals['_REMOVEIMAGERESPONSE']._serialized_end=1376
+  _globals['_GETNODEREQUEST']._serialized_start=1378
+  _globals['_GETNODEREQUEST']._serialized_end=1394
+  _globals['_GETNODERESPONSE']._serialized_start=1396
+  _globals['_GETNODERESPONSE']._serialized_end=1488
+  _globals['_NODESERVICE']._serialized_start=1491
+  _globals['_NODESERVICE']._serialized_end=2240
 # @@protoc_insertion_point(module_scope)

@@ -35,6 +35,7 @@ class CreateSandboxRequest(_message.Message):
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     EXPECTS_SECRET_ENV_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Its tenant."""
     sandbox_id: _builtins.str
@@ -55,6 +56,10 @@ class CreateSandboxRequest(_message.Message):
     def expire_time(self) -> _timestamp_pb2.Timestamp:
         """Its deadline."""
 
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp:
+        """When the create was accepted; a record that is rebuilt has it from here. Unset: now."""
+
     def __init__(
         self,
         *,
@@ -66,10 +71,11 @@ class CreateSandboxRequest(_message.Message):
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         expects_secret_env: _builtins.bool = ...,
         validate_only: _builtins.bool = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expects_secret_env", b"expects_secret_env", "expire_time", b"expire_time", "request_id", b"request_id", "sandbox_id", b"sandbox_id", "spec", b"spec", "spec_hash", b"spec_hash", "tenant", b"tenant", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expects_secret_env", b"expects_secret_env", "expire_time", b"expire_time", "request_id", b"request_id", "sandbox_id", b"sandbox_id", "spec", b"spec", "spec_hash", b"spec_hash", "tenant", b"tenant", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

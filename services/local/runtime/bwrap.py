@@ -11,7 +11,7 @@ from services.local.runtime.rootfs import HOST_NAME
 
 DEFAULT_SHM_BYTES: Final = 64 << 20
 # What tells of the whole machine though every user may read it. The rest of the kind (slabinfo, timer_list,
-# vmallocinfo, kcore, kpage*) only # the machine's root may, which a sandbox's root never is.
+# vmallocinfo, kcore, kpage*) only the machine's root may, which a sandbox's root never is.
 _HIDDEN_FILES: Final = ("keys", "key-users", "sched_debug", "timer_list", "slabinfo", "vmallocinfo", "kallsyms")
 _OTHERS_MAY_READ: Final = 0o004
 

@@ -121,8 +121,11 @@ async def test_forks_cannot_outrun_a_kill(client: Client, work: Path) -> None:
     await client.signal(exec_id, cancel=True)
     ended = await client.wait(exec_id)
     assert ended.result.ended == exec_pb2.EXEC_END_KILLED
-    left = await client.run(spec(shell=f"cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -x '{pattern}'"))
-    assert left.stdout == b""
+    # The end is told after a bounded time, also where a busy machine has not caught the last of them by then.
+    look = f"cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -x '{pattern}'"
+    async with asyncio.timeout(60):
+        while (await client.run(spec(shell=look))).stdout:
+            pass
 
 
 async def test_signals_reach_the_tree_or_the_leader_alone(client: Client) -> None:

@@ -49,8 +49,10 @@ async def run(settings: TrajectoriesSettings, tasks: TaskGroup, telemetry: Telem
     engine = connect(settings.database_url.get_secret_value(), pool_size=_POOL)
     database, objects = Database(engine), ObjectStore(settings.object_store_url)
     store, blobs, appender = TrajectoryStore(database), BlobIndex(database), Appender(AppendStore(database))
-    trajectories = Trajectories(store, AnnotationStore(database), StatsStore(database), appender, objects, _now)
     housekeeper = Housekeeper(store, blobs, objects, _now, blob_grace_seconds=settings.blob_grace_seconds)
+    trajectories = Trajectories(
+        store, AnnotationStore(database), StatsStore(database), appender, objects, _now, sealed=housekeeper.wake
+    )
     verifier = Verifier(parse_public_keys(settings.public_keys_file.read_bytes()), INTERNAL_AUDIENCE)
     server = Server(
         interceptor=CallInterceptor(authenticator=PrincipalAuthenticator(verifier), telemetry=telemetry),
@@ -75,7 +77,6 @@ async def run(settings: TrajectoriesSettings, tasks: TaskGroup, telemetry: Telem
             try:
                 async for keys in changes(engine, connected):
                     trajectories.changed(keys)
-                    housekeeper.wake()
             except UnavailableError as error:
                 await health.unwell(DEPENDENCY, error.message)
             await asyncio.sleep(backoff.next())

@@ -18,6 +18,7 @@ from services.trajectories.store.blobs import BlobIndex
 MOST_BYTES: Final = 1 << 30
 _IN_MEMORY_BYTES: Final = 1 << 20
 _UPLOADS: Final = 64
+_STORED_AT_ONCE: Final = 4  # each holds a connection to the database until the object store has it
 
 
 class Bodies:
@@ -28,6 +29,7 @@ class Bodies:
         self._objects = objects
         self._clock = clock
         self._uploads = asyncio.Semaphore(_UPLOADS)
+        self._stores = asyncio.Semaphore(_STORED_AT_ONCE)
 
     async def put(self, tenant: str, wanted: BlobReference, chunks: AsyncIterator[bytes]) -> BlobReference:
         """Store a body; it is durable when this returns.
@@ -76,7 +78,7 @@ class Bodies:
 
     async def _store(self, tenant: str, blob: BlobReference, body: IO[bytes]) -> None:
         name = blob_name(tenant, blob.sha256)
-        async with self._index.storing(tenant, blob, self._clock()):
+        async with self._stores, self._index.storing(tenant, blob, self._clock()):
             if not await self._objects.exists(name):
                 await self._objects.put(name, body)
 

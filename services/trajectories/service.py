@@ -16,7 +16,7 @@ from services.common.errors import (
     NotFoundError,
     UnavailableError,
 )
-from services.common.hub import Hub
+from services.common.hub import Hubs
 from services.trajectories.appender import Appender
 from services.trajectories.model import (
     Annotation,
@@ -52,6 +52,8 @@ class Trajectories:
         appender: Appender,
         objects: ObjectStore,
         clock: Callable[[], datetime],
+        *,
+        sealed: Callable[[], None],
     ) -> None:
         self._store = store
         self._annotations = annotations
@@ -59,7 +61,8 @@ class Trajectories:
         self._appender = appender
         self._objects = objects
         self._clock = clock
-        self._changes: Hub[int, int] = Hub()
+        self._sealed = sealed
+        self._changes: Hubs[int, int] = Hubs()
 
     # Writing
 
@@ -90,6 +93,8 @@ class Trajectories:
         found, sealed = await self._store.seal(tenant, trajectory_id, status, message, expected_steps, self._clock())
         if found is None:
             raise _not_found(trajectory_id)
+        if sealed:
+            self._sealed()
         if found.status is Status.OPEN:
             raise FailedPreconditionError(
                 f"trajectory {trajectory_id!r} has {found.totals.steps} steps, not {expected_steps}; append the rest",
@@ -201,7 +206,7 @@ class Trajectories:
 
     async def follow(self, trajectory: Trajectory, first: int, stopped: Callable[[], bool]) -> AsyncIterator[bytes]:
         """As `read`, going on with what is appended until the seal. Empty bytes are a sign of life."""
-        with self._changes.subscribe() as changes:
+        with self._changes.subscribe(trajectory.key) as changes:
             while True:
                 trajectory = await self.get(trajectory.tenant, trajectory.description.trajectory_id)
                 if first < trajectory.totals.steps:
@@ -213,16 +218,9 @@ class Trajectories:
                     return
                 else:
                     yield b""
-                    await self._changed(changes, trajectory.key)
+                    await changes.next(_FOLLOW_SECONDS)
                 if stopped():
                     raise UnavailableError("the service stops; read on from the next step", reason="SERVER_STOPPING")
-
-    async def _changed(self, changes: Any, key: int) -> None:
-        """Wait for a change of one trajectory, or for a moment."""
-        for _ in range(1000):
-            found = await changes.next(_FOLLOW_SECONDS)
-            if not found or key in found:
-                return
 
     async def export(
         self, tenant: str, wanted: Filter, after: int

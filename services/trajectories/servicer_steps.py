@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from orchard.trajectory.v1 import trajectory_pb2
 
-from services.common.errors import InvalidArgumentError
 from services.common.validation import Fields
 from services.trajectories.bodies import Bodies
 from services.trajectories.model import BlobReference, NewStep, Totals
@@ -109,8 +108,3 @@ def _totals(message: trajectory_pb2.Step, text_bytes: int) -> Totals:
 
 def _refuse(constant: str) -> None:
     raise ValueError(constant)
-
-
-def bad_stream(field: str, description: str) -> InvalidArgumentError:
-    """A stream of requests that is not what the contract says."""
-    return InvalidArgumentError.of(field, description)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import IO, Final, TypeVar
 from orchard._client import archive, errors
 from orchard._client.files import AsyncFiles
 from orchard._client.status import CallFailed
+from orchard._client.threads import in_thread
 from orchard._client.types import FileType
 from orchard.exec.v1 import file_service_pb2
 
@@ -171,7 +171,7 @@ class AsyncTransfers(AsyncFiles):
             FilePermissionDenied, NotADirectory, NoSpace: as their names say.
         """
         path = Path(source)
-        if await asyncio.to_thread(path.is_dir):
+        if await in_thread(path.is_dir):
             await self._upload_folder(path, target, exclude, progress)
             return
         if target.endswith("/"):
@@ -182,12 +182,12 @@ class AsyncTransfers(AsyncFiles):
             await self._upload_file(path, f"{target}/{path.name}", progress)
 
     async def _upload_file(self, path: Path, target: str, progress: Progress | None) -> None:
-        info = await asyncio.to_thread(path.stat)
+        info = await in_thread(path.stat)
         start = file_service_pb2.WriteFileStart(path=target, mode=info.st_mode & 0o7777, make_parents=True)
 
         async def pieces() -> AsyncGenerator[bytes, None]:
             done = 0
-            with await asyncio.to_thread(path.open, "rb") as file:
+            with await in_thread(path.open, "rb") as file:
                 while data := await _read(file, info.st_size):
                     yield data
                     done += len(data)
@@ -197,7 +197,7 @@ class AsyncTransfers(AsyncFiles):
         await self._write(start, pieces)
 
     async def _upload_folder(self, path: Path, target: str, exclude: Sequence[str], progress: Progress | None) -> None:
-        total = await asyncio.to_thread(archive.tree_size, path, exclude) if progress is not None else 0
+        total = await in_thread(archive.tree_size, path, exclude) if progress is not None else 0
 
         async def requests() -> AsyncIterator[file_service_pb2.UploadArchiveRequest]:
             yield file_service_pb2.UploadArchiveRequest(
@@ -205,7 +205,7 @@ class AsyncTransfers(AsyncFiles):
             )
             done = 0
             with closing(archive.pack(path, exclude)) as blocks:
-                while (block := await asyncio.to_thread(_next, blocks)) is not None:
+                while (block := await in_thread(_next, blocks)) is not None:
                     for offset in range(0, len(block[0]), _SMALL):
                         yield file_service_pb2.UploadArchiveRequest(data=block[0][offset : offset + _SMALL])
                     done += block[1]
@@ -252,12 +252,12 @@ class AsyncTransfers(AsyncFiles):
         if info.type is FileType.DIRECTORY:
             await self._download_folder(source, path, progress, unsafe_links)
             return
-        if os.fspath(target).endswith("/") or await asyncio.to_thread(path.is_dir):
+        if os.fspath(target).endswith("/") or await in_thread(path.is_dir):
             path /= source.rstrip("/").rpartition("/")[2]
         await self._download_file(source, path, info.mode, progress)
 
     async def _download_file(self, source: str, path: Path, mode: int, progress: Progress | None) -> None:
-        await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
+        await in_thread(path.parent.mkdir, parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
         temporary = Path(name)
         try:
@@ -265,7 +265,7 @@ class AsyncTransfers(AsyncFiles):
                 async with aclosing(self.iter_file(source, progress=progress)) as pieces:
                     async for data in pieces:
                         await _write(file, data)
-            await asyncio.to_thread(_place, temporary, path, (mode & 0o755) or 0o644)
+            await in_thread(_place, temporary, path, (mode & 0o755) or 0o644)
         except BaseException:
             temporary.unlink(missing_ok=True)  # noqa: ASYNC240 (must happen, also when cancelled)
             raise
@@ -273,7 +273,7 @@ class AsyncTransfers(AsyncFiles):
     async def _download_folder(
         self, source: str, path: Path, progress: Progress | None, unsafe_links: archive.UnsafeLinks
     ) -> None:
-        await asyncio.to_thread(path.mkdir, parents=True, exist_ok=True)
+        await in_thread(path.mkdir, parents=True, exist_ok=True)
         retry, context = self._transport.retry(), self._transport.context()
         request = file_service_pb2.DownloadArchiveRequest(sandbox_id=self._sandbox_id, path=source)
         # Beside the target, since the system's own folder for temporary files is often memory.
@@ -292,7 +292,7 @@ class AsyncTransfers(AsyncFiles):
                 else:
                     break
             spool.seek(0)
-            await asyncio.to_thread(archive.unpack, spool, path, unsafe_links)
+            await in_thread(archive.unpack, spool, path, unsafe_links)
 
 
 def _place(temporary: Path, path: Path, mode: int) -> None:
@@ -310,11 +310,11 @@ async def _read(file: IO[bytes], size: int) -> bytes:
     """
     if size <= _SMALL:
         return file.read(_BLOCK)
-    return await asyncio.to_thread(file.read, _BLOCK)
+    return await in_thread(file.read, _BLOCK)
 
 
 async def _write(file: IO[bytes], data: bytes) -> None:
     if len(data) < _BLOCK // 8:
         file.write(data)
     else:
-        await asyncio.to_thread(file.write, data)
+        await in_thread(file.write, data)

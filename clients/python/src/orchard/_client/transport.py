@@ -289,20 +289,28 @@ class _Source:
 
     def __init__(self, requests: AsyncIterator[Any]) -> None:
         self._requests = requests
+        # gRPC takes requests in a task of its own, which may be in the middle of a step when the call is over.
+        self._step = asyncio.Lock()
         self.error: BaseException | None = None
 
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        try:
-            async for request in self._requests:
-                yield request
-        except Exception as error:
-            self.error = error
-            raise
+    def __aiter__(self) -> _Source:
+        return self
+
+    async def __anext__(self) -> Any:
+        async with self._step:
+            try:
+                return await anext(self._requests)
+            except Exception as error:
+                if not isinstance(error, StopAsyncIteration):
+                    self.error = error
+                raise
 
     async def close(self) -> None:
-        close = getattr(self._requests, "aclose", None)
-        if close is not None:
-            await close()
+        """Close the iterator once its step is done: gRPC has cancelled that, or it only reads what is local."""
+        async with self._step:
+            close = getattr(self._requests, "aclose", None)
+            if close is not None:
+                await close()
 
 
 def _cause(message: str) -> str:

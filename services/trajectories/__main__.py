@@ -8,8 +8,9 @@ from pathlib import Path
 
 from services.common.db import migrate
 from services.common.process import run_service
+from services.common.settings import DatabaseSettings
 from services.trajectories.app import run
-from services.trajectories.settings import DatabaseSettings, TrajectoriesSettings
+from services.trajectories.settings import TrajectoriesSettings
 from services.trajectories.store.tables import SCHEMA
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -24,8 +25,9 @@ def main() -> int:
     commands.add_parser("migrate", help="bring the database's trajectories schema up to date")
     if parser.parse_args().command is None:
         return run_service("trajectories", TrajectoriesSettings, run)
-    database_url = DatabaseSettings().database_url.get_secret_value()  # type: ignore[call-arg]
-    migrate(database_url, schema=SCHEMA, migrations=MIGRATIONS)
+    database = DatabaseSettings()  # type: ignore[call-arg]
+    url = database.database_url.get_secret_value()
+    migrate(url, schema=SCHEMA, migrations=MIGRATIONS, tls=database.database_tls())
     return 0
 
 

@@ -16,11 +16,10 @@ import orchard
 import pytest
 import redis.asyncio as redis
 
-from tests.support.platform import PlatformProcess, running_platform
+from tests.support.platform import SERVICES, PlatformProcess, running_platform
 
 ROUNDS = int(os.environ.get("ORCHARD_CHAOS_ROUNDS", "3"))
 SEED = int(os.environ.get("ORCHARD_CHAOS_SEED", "1"))
-SERVICES = ("gateway", "scheduler", "watcher", "node", "valkey", "postgres")
 # Writes its start to a file that outlives it, then numbered lines for about two seconds.
 COMMAND = (
     "echo started >> /root/{run}; i=0; while [ $i -lt 2000 ]; do i=$((i+1)); echo line $i of {run}; "

@@ -15,16 +15,24 @@ from google.rpc import error_details_pb2
 from orchard.sandbox.v1 import sandbox_pb2
 
 from services.gateway.app import SERVICE_NAMES as GATEWAY_NAMES
+from services.gateway.app import TRAJECTORY_NAMES
 from services.scheduler.app import SERVICE_NAMES as SCHEDULER_NAMES
+from services.trajectories.app import SERVICE_NAMES as TRAJECTORIES_NAMES
 from services.watcher.app import SERVICE_NAMES as WATCHER_NAMES
 from tests.support.health import NOT_SERVING, SERVING, check, wait_health
 from tests.support.platform import PlatformProcess, running_platform
 from tests.support.wire import Wire, details, reason_of, wire_to
 
-NAMES = {"gateway": GATEWAY_NAMES, "scheduler": SCHEDULER_NAMES, "watcher": WATCHER_NAMES, "node": ()}
+NAMES = {
+    "gateway": (*GATEWAY_NAMES, *TRAJECTORY_NAMES),
+    "trajectories": TRAJECTORIES_NAMES,
+    "scheduler": SCHEDULER_NAMES,
+    "watcher": WATCHER_NAMES,
+    "node": (),
+}
 # Who cannot do its work without what.
 DEPENDENTS = {
-    "postgres": {"gateway"},
+    "postgres": {"gateway", "trajectories"},
     "valkey": {"scheduler"},
     "watcher": {"gateway", "scheduler"},
     "node": {"watcher", "gateway", "scheduler"},

@@ -8,11 +8,11 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from services.common.grpc_core import CORE_ENVIRONMENT
+from services.local.migrate import SERVICES, migrations_of
 from services.local.stores.command import Command
 from services.local.stores.postgres import Postgres, account_of_servers
 from services.local.stores.valkey import Valkey
@@ -22,7 +22,7 @@ from services.local.supervisor.keys import KeyFiles
 from services.local.supervisor.listen import Listen
 from services.local.supervisor.unit import Report, UnitSpec
 
-STOP_ORDER: Final = ("gateway", "scheduler", "watcher", "node", "valkey", "postgres")
+STOP_ORDER: Final = ("gateway", "trajectories", "scheduler", "watcher", "node", "valkey", "postgres")
 # A service ends streams and drains calls for 5 s each; the node ends every sandbox.
 _SERVICE_STOP: Final[tuple[StopStep, ...]] = ((signal.SIGTERM, 15.0),)
 _NODE_STOP: Final[tuple[StopStep, ...]] = ((signal.SIGTERM, 30.0),)
@@ -149,25 +149,46 @@ class Layout:
             valkey = self.valkey()
             redis = valkey.url if valkey else self.environment["REDIS_URL"]
             return public | node | watcher | {"ORCHARD_REDIS_URL": redis}
-        postgres = self.postgres()
-        database = postgres.url if postgres else self.environment["DATABASE_URL"]
+        if service == "trajectories":
+            return public | self.database_settings | {"ORCHARD_OBJECT_STORE_URL": self.object_store_url}
         return (
             node
             | watcher
+            | self.database_settings
             | {
-                "ORCHARD_DATABASE_URL": database,
                 "ORCHARD_SIGNING_KEY_FILE": str(self.keys.signing),
                 "ORCHARD_SCHEDULER_ADDRESS": self.address("scheduler"),
+                "ORCHARD_TRAJECTORIES_ADDRESS": self.address("trajectories"),
                 "ORCHARD_HEALTH_LISTEN": self.health_address("gateway") if self.gateway_tls else "",
                 "ORCHARD_RUNTIME": "process",
             }
         )
 
+    @property
+    def database_settings(self) -> dict[str, str]:
+        """Where PostgreSQL is, for services that use it."""
+        postgres = self.postgres()
+        return {"ORCHARD_DATABASE_URL": postgres.url if postgres else self.environment["DATABASE_URL"]}
+
+    @property
+    def object_store_url(self) -> str:
+        """Where bodies and sealed trajectories go: a folder of the data directory, or a store of the user's own."""
+        return self.environment.get("ORCHARD_OBJECT_STORE_URL") or (self.data / "trajectories").as_uri()
+
     def service_command(self, service: str, *arguments: str) -> Command:
         """`python -m services.<service>`."""
         module = "services.local.node" if service == "node" else f"services.{service}"
+        return self._python(module, *arguments, environment=self.service_environment(service))
+
+    def migrate_command(self) -> Command:
+        """Brings the schema of every service up to date."""
+        environment = self.service_environment("gateway")
+        return self._python("services.local.migrate", environment=environment)
+
+    @staticmethod
+    def _python(module: str, *arguments: str, environment: Mapping[str, str]) -> Command:
         # -P: a folder named `services` where the user happens to be is not ours.
-        return Command((sys.executable, "-P", "-m", module, *arguments), self.service_environment(service))
+        return Command((sys.executable, "-P", "-m", module, *arguments), environment)
 
     @property
     def node_data(self) -> Path:
@@ -218,10 +239,8 @@ class Layout:
 
 
 def migrations_digest() -> str:
-    """A hash over the gateway's migrations: while it is the same, the embedded database needs none."""
-    spec = find_spec("services.gateway")
-    folders = list(spec.submodule_search_locations or ()) if spec else []
+    """A hash over every service's migrations: while it is the same, the embedded database needs none."""
     digest = hashlib.sha256()
-    for path in sorted(path for folder in folders for path in Path(folder, "migrations").rglob("*.py")):
+    for path in (path for service in SERVICES for path in sorted(migrations_of(service).rglob("*.py"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()

@@ -37,7 +37,7 @@ from services.local.supervisor.status import write_status
 from services.local.supervisor.unit import Unit, UnitSpec
 
 _INITIALISE_SECONDS: Final = 120.0
-_GATEWAY_COMMAND_SECONDS: Final = 60.0
+_COMMAND_SECONDS: Final = 60.0
 _INHERITED_SECONDS: Final = 5.0
 _CREATE_KEY: Final = ("create-key", "--tenant", "default", "--name", "local", "--role", "user", "--role", "admin")
 
@@ -198,8 +198,8 @@ class Platform:
         self.api_key = layout.keys.read_api_key() or ""
         migrated = postgres is not None and not first_time and _stamp(postgres) == migrations_digest()
         if migrated:
-            # It takes longest to start.
-            self._add(layout.service_unit("gateway"))
+            # They take longest to start.
+            self._add_users_of_database(layout)
         for name in ("node", "scheduler", "watcher"):
             self._add(layout.service_unit(name))
         if postgres and first_time:
@@ -207,7 +207,7 @@ class Platform:
             self._add(layout.postgres_unit(postgres))
         if not migrated:
             await self._migrate(postgres, children, layout)
-            self._add(layout.service_unit("gateway"))
+            self._add_users_of_database(layout)
         if not self.api_key:
             answer = await self._gateway_command(children, layout, *_CREATE_KEY)
             self.api_key = layout.keys.write_api_key(answer)
@@ -226,9 +226,13 @@ class Platform:
     async def _migrate(self, postgres: Postgres | None, children: Children, layout: Layout) -> None:
         if postgres:
             await self._wait_units("postgres")
-        await self._gateway_command(children, layout, "migrate")
+        await self._run(children, layout.migrate_command(), "migrate", _COMMAND_SECONDS)
         if postgres:
             write_private(_stamp_path(postgres), migrations_digest().encode())
+
+    def _add_users_of_database(self, layout: Layout) -> None:
+        for name in ("gateway", "trajectories"):
+            self._add(layout.service_unit(name))
 
     def _add(self, spec: UnitSpec) -> None:
         if self._children is None:
@@ -262,7 +266,7 @@ class Platform:
 
     async def _gateway_command(self, children: Children, layout: Layout, *arguments: str) -> bytes:
         command = layout.service_command("gateway", *arguments)
-        return await self._run(children, command, f"gateway {arguments[0]}", _GATEWAY_COMMAND_SECONDS)
+        return await self._run(children, command, f"gateway {arguments[0]}", _COMMAND_SECONDS)
 
     async def _run(self, children: Children, command: Command, name: str, seconds: float) -> bytes:
         try:

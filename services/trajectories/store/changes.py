@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -14,6 +16,7 @@ from services.common.errors import UnavailableError
 _CHANNEL: Final = "orchard_trajectories"
 _KEYS_A_NOTICE: Final = 350  # a payload may have 8,000 bytes, and a key up to 20 and a comma
 _QUIET_SECONDS: Final = 5.0
+_ANSWER_SECONDS: Final = 10.0  # a server that stands still keeps its connections and answers nothing
 
 
 async def announce(connection: AsyncConnection, keys: Sequence[int]) -> None:
@@ -30,15 +33,18 @@ async def changes(engine: AsyncEngine, connected: Callable[[], None]) -> AsyncIt
         UnavailableError: the connection broke. Changes since are lost, so re-read what matters.
     """
     try:
-        async with engine.connect() as connection:
-            await connection.execution_options(isolation_level="AUTOCOMMIT")
-            await connection.execute(sa.text(f"LISTEN {_CHANNEL}"))
+        async with AsyncExitStack() as stack:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                connection = await stack.enter_async_context(engine.connect())
+                await connection.execution_options(isolation_level="AUTOCOMMIT")
+                await connection.execute(sa.text(f"LISTEN {_CHANNEL}"))
             connected()
             raw: Any = (await connection.get_raw_connection()).driver_connection
             while True:
                 async for notice in raw.notifies(timeout=_QUIET_SECONDS):
                     yield [int(key) for key in notice.payload.split(",")]
                 # Nothing changed; asking makes a dead connection known.
-                await connection.execute(sa.text("SELECT 1"))
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    await connection.execute(sa.text("SELECT 1"))
     except AWAY as error:
         raise UnavailableError("the database does not answer; retry", reason="DATABASE_UNAVAILABLE") from error

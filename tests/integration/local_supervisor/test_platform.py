@@ -43,7 +43,12 @@ def test_the_first_start_makes_everything_and_says_so(made: Path) -> None:
     assert profile["api_key"]
     assert profile["api_key"] not in output
     assert "PRIVATE KEY" not in output
-    for path in (made / "data", made / "data" / "keys", made / "config" / "profile.json"):
+    for path in (
+        made / "data",
+        made / "data" / "keys",
+        made / "data" / "trajectories",
+        made / "config" / "profile.json",
+    ):
         assert path.stat().st_mode & 0o077 == 0
 
 
@@ -221,10 +226,11 @@ async def test_servers_of_the_users_own_are_used(tmp_path: Path) -> None:
         platform = PlatformProcess(tmp_path, environment=own)
         try:
             await asyncio.to_thread(platform.start)
-            assert set(platform.status()) == {"gateway", "scheduler", "watcher", "node"}
+            assert set(platform.status()) == {"gateway", "trajectories", "scheduler", "watcher", "node"}
             assert {path.name for path in platform.data.iterdir()} & {"postgres", "valkey"} == set()
             with psycopg.connect(postgres.url) as connection:
                 assert connection.execute("SELECT count(*) FROM gateway.api_keys").fetchone() == (1,)
+                assert connection.execute("SELECT count(*) FROM trajectories.trajectories").fetchone() == (0,)
             assert await asyncio.to_thread(platform.stop) == 0
             # Still there: they are not the platform's.
             await asyncio.wait_for(valkey.wait_ready(), 20)

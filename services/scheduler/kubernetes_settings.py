@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, IPvAnyAddress, ValidationInfo, field_validator
 
 from services.common.runtime_settings import RuntimeSettings
 from services.scheduler.pod_manifest import PodProfile
@@ -63,6 +63,12 @@ class KubernetesSettings(RuntimeSettings):
         default=False, description="allowPrivilegeEscalation, which sudo by a user who is not root needs."
     )
     pod_gpu_resource: str = Field(default="nvidia.com/gpu", description="What a GPU is called on the nodes.")
+    pod_nameservers: list[IPvAnyAddress] = Field(
+        default=[],
+        max_length=3,  # the API takes no more
+        description="Addresses of the name servers of every Pod that may look up names; empty: its node's. The network "
+        "policy `names` must open them.",
+    )
     offered_image_pull_secrets: frozenset[str] = Field(
         default=frozenset(), description="Secrets that a spec may name; every tenant may use each of them."
     )
@@ -101,6 +107,7 @@ class KubernetesSettings(RuntimeSettings):
             user_namespaces=self.pod_user_namespaces,
             privilege_escalation=self.pod_privilege_escalation,
             gpu_resource=self.pod_gpu_resource,
+            nameservers=tuple(map(str, self.pod_nameservers)),
             offered_image_pull_secrets=self.offered_image_pull_secrets,
             offered_node_labels=self.offered_node_labels,
             offered_runtime_classes=self.offered_runtime_classes,

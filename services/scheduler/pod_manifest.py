@@ -83,6 +83,8 @@ class PodProfile:
     user_namespaces: bool = False
     privilege_escalation: bool = False
     gpu_resource: str = "nvidia.com/gpu"
+    nameservers: tuple[str, ...] = ()
+    """Addresses; empty: the node's."""
     offered_image_pull_secrets: frozenset[str] = frozenset()
     offered_node_labels: frozenset[str] = frozenset()
     offered_runtime_classes: frozenset[str] = frozenset()
@@ -174,7 +176,7 @@ class PodBuilder:
             "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [self._container(terms)],
             "volumes": [*injection.volumes, _shm_volume(terms)],
-            **_resolver(terms),
+            **_resolver(terms, profile),
         }
         if injection.init_containers:
             spec["initContainers"] = list(injection.init_containers)
@@ -239,10 +241,11 @@ def _shm_volume(terms: PodTerms) -> dict[str, Any]:
     return {"name": _SHM, "emptyDir": {"medium": "Memory", "sizeLimit": str(terms.shm_bytes)}}
 
 
-def _resolver(terms: PodTerms) -> dict[str, Any]:
-    """The node's resolver, never the cluster's own, which knows every service; none where nothing can be reached."""
-    if terms.network == "none":
-        return {"dnsPolicy": "None", "dnsConfig": {"nameservers": [_NO_RESOLVER]}}
+def _resolver(terms: PodTerms, profile: PodProfile) -> dict[str, Any]:
+    """The profile's or the node's, never the cluster's own, which knows every service; none without a network."""
+    nameservers = (_NO_RESOLVER,) if terms.network == "none" else profile.nameservers
+    if nameservers:
+        return {"dnsPolicy": "None", "dnsConfig": {"nameservers": list(nameservers)}}
     return {"dnsPolicy": "Default"}
 
 

@@ -5,27 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator
 
 import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from orchard.exec.v1 import exec_pb2
-from orchard.sandbox.v1 import sandbox_pb2
 
 from services.common import pods
-from services.common.server import CHANNEL_OPTIONS
-from services.common.states import State
-from services.common.tokens import Signer, generate_key, public_pem
-from services.scheduler.injection import Delivery, injection_of, probe_spec
-from services.scheduler.pod_manifest import PodBuilder, PodProfile, PodTerms
-from services.scheduler.records import Record
+from services.common.tokens import Signer
+from services.scheduler.injection import Delivery, probe_spec
 from tests.cluster.conftest import AGENT, BUSYBOX
-from tests.integration.exec_agent.conftest import BACKSTOP, Client, new_id, problem, spec
+from tests.cluster.sandboxes import KEY, as_scheduler, start
+from tests.integration.exec_agent.conftest import BACKSTOP, Client, problem, spec
 from tests.support.testbed import NAMESPACE, Testbed, static_busybox, write_image
 
 SCRATCH = "orchard.test/scratch:1"
@@ -37,10 +30,6 @@ ENV_WITH_USER = {
     "PYTHONPATH": "/opt/modules",
     "ORCHARD_UID": "the image may use any name",
 }
-TENANT = "team"
-KEY = generate_key()
-PROFILE = PodProfile(public_keys_pem=public_pem(KEY).decode(), lifetime_ms=3_600_000)
-TERMS = PodTerms(image=BUSYBOX, cpu=1.0, memory_bytes=256 << 20, disk_bytes=1 << 30, shm_bytes=64 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -63,65 +52,10 @@ def images(node: Testbed, agent_image: str, tmp_path_factory: pytest.TempPathFac
     node.import_image(write_image(archive, WITH_USER, root, env=ENV_WITH_USER, workdir="/srv/app", user="me"))
 
 
-@dataclass(frozen=True)
-class Sandbox:
-    """A Pod with its agent."""
-
-    testbed: Testbed
-    name: str
-    uid: str
-    address: str
-
-    @contextlib.asynccontextmanager
-    async def client(self) -> AsyncIterator[Client]:
-        """Calls to the agent, once it answers as this sandbox."""
-        async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
-            request = health_pb2.HealthCheckRequest(service=self.uid)
-            deadline = time.monotonic() + BACKSTOP
-            while True:
-                try:
-                    await health_pb2_grpc.HealthStub(channel).Check(request, wait_for_ready=True, timeout=5)
-                    break
-                except grpc.aio.AioRpcError:
-                    assert time.monotonic() < deadline, self.log()
-            yield Client(channel, Signer(KEY).agent_token(self.uid), self.name)
-
-    def log(self) -> str:
-        return self.testbed.kubectl("-n", NAMESPACE, "logs", self.pod, "-c", pods.CONTAINER, check=False)
-
-    def container(self) -> Mapping[str, Any]:
-        """Status of the sandbox's container."""
-        (found,) = self.testbed.get("-n", NAMESPACE, "pod", self.pod)["status"]["containerStatuses"]
-        status: Mapping[str, Any] = found
-        return status
-
-    @property
-    def pod(self) -> str:
-        return pods.pod_name(TENANT, self.name)
-
-
 @pytest.fixture
 def cluster(node: Testbed, images: None) -> Iterator[Testbed]:
     yield node
     node.clear()
-
-
-def start(cluster: Testbed, delivery: Delivery = Delivery.IMAGE_VOLUME, image: str = BUSYBOX, **fields: Any) -> Sandbox:
-    """A sandbox of a spec with these fields, as the scheduler makes it and with the scheduler's rights."""
-    wanted = sandbox_pb2.SandboxSpec(image=image, **fields)
-    name = f"s{new_id()[:8]}"
-    record = Record(TENANT, name, "r", "hash", wanted.SerializeToString(), State.STARTING, create_ms=1, expire_ms=2)
-    builder = PodBuilder(PROFILE, injection_of(delivery, AGENT, "Never"))
-    pod = builder.pod(record, replace(TERMS, image=image, user=wanted.user))
-    as_scheduler(cluster, "create", "--validate=false", "-f", "-", stdin=json.dumps(pod))
-    created = pod["metadata"]["name"]
-    as_scheduler(cluster, "wait", "--for=jsonpath={.status.podIP}", f"pod/{created}", "--timeout=60s")
-    found = cluster.get("-n", NAMESPACE, "pod", created)
-    return Sandbox(cluster, name, found["metadata"]["uid"], f"{found['status']['podIP']}:{pods.AGENT_PORT}")
-
-
-def as_scheduler(cluster: Testbed, *arguments: str, stdin: str = "") -> str:
-    return cluster.kubectl("--kubeconfig", str(cluster.kubeconfig), "-n", NAMESPACE, *arguments, stdin=stdin)
 
 
 @pytest.mark.parametrize("delivery", list(Delivery))

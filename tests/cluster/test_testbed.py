@@ -65,24 +65,38 @@ def test_a_sandbox_that_reaches_for_the_host_is_refused(control_plane: Testbed) 
         control_plane.apply(pod)
 
 
-def test_pods_run_and_answer(node: Testbed) -> None:
+def test_pods_run_and_answer_by_address_service_and_name(node: Testbed) -> None:
+    """In a namespace without policies."""
     try:
-        node.apply(pod_of("server", "echo hello >index.html; exec httpd -f -p 8000"))
-        node.kubectl("-n", NAMESPACE, "wait", "--for=condition=Ready", "pod/server", "--timeout=60s")
-        address = node.get("-n", NAMESPACE, "pod/server")["status"]["podIP"]
-        client = pod_of("client", f"until wget -q -O - http://{address}:8000/; do sleep 0.1; done")
-        node.apply(client)
-        node.kubectl("-n", NAMESPACE, "wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/client", "--timeout=60s")
-        assert node.kubectl("-n", NAMESPACE, "logs", "client").endswith("hello\n")
+        node.apply(pod_of("server", "echo hello >index.html; exec httpd -f -p 8000", "default"), SERVICE)
+        node.kubectl("-n", "default", "wait", "--for=condition=Ready", "pod/server", "--timeout=60s")
+        address = node.get("-n", "default", "pod/server")["status"]["podIP"]
+        for client, url in (("address", f"{address}:8000"), ("service", "server.default.svc.cluster.local")):
+            # Not wget -T: in Debian's static busybox it crashes.
+            fetching = f"until timeout 10 wget -q -O - http://{url}/; do sleep 0.1; done"
+            node.apply(pod_of(client, fetching, "default"))
+        for client in ("address", "service"):
+            succeeded = "--for=jsonpath={.status.phase}=Succeeded"
+            node.kubectl("-n", "default", "wait", succeeded, f"pod/{client}", "--timeout=60s")
+            assert node.kubectl("-n", "default", "logs", client).endswith("hello\n")
     finally:
-        node.clear()
+        node.kubectl("-n", "default", "delete", "service/server", "--ignore-not-found")
+        node.clear("default")
 
 
-def pod_of(name: str, script: str) -> dict:
+SERVICE = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"name": "server", "namespace": "default"},
+    "spec": {"selector": {"app": "server"}, "ports": [{"port": 80, "targetPort": 8000}]},
+}
+
+
+def pod_of(name: str, script: str, namespace: str = NAMESPACE) -> dict:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "namespace": NAMESPACE},
+        "metadata": {"name": name, "namespace": namespace, "labels": {"app": name}},
         "spec": {
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 1,

@@ -32,6 +32,7 @@ def snapshot() -> set[str]:
         *(f"mount {line.split()[4]}" for line in Path("/proc/self/mountinfo").read_text().splitlines()),
         *(f"link {line.split()[0].partition('@')[0]}" for line in output("ip", "-brief", "link")),
         *(f"route {line}" for line in output("ip", "route")),
+        *(f"routing {line}" for line in output("ip", "rule")),
         *(f"rule {line}" for line in output("iptables-save") if RULE.match(line)),
         *(f"rule6 {line}" for line in output("ip6tables-save") if RULE.match(line)),
         *(f"set {line}" for line in output("ipset", "list", "-name")),

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests/cluster/testbed"
 MANIFESTS = ROOT / "deploy/kustomize/base"
 NAMESPACE = "orchard-sandboxes"
+SERVICES = "orchard"
 COMMAND_SECONDS = 120.0
 UP_SECONDS = 300.0
 WAIT_SECONDS = 1800
@@ -64,9 +65,9 @@ class Testbed:
         """Load an OCI archive into the node, where Pods name it with imagePullPolicy Never."""
         run("import", str(archive), folder=self.folder).check_returncode()
 
-    def clear(self) -> None:
-        """Delete every Pod of the sandboxes' namespace, at once, and wait until none is left."""
-        self.kubectl("-n", NAMESPACE, "delete", "pods", "--all", "--force", "--grace-period=0")
+    def clear(self, namespace: str = NAMESPACE) -> None:
+        """Delete every Pod of a namespace, at once, and wait until none is left."""
+        self.kubectl("-n", namespace, "delete", "pods", "--all", "--force", "--grace-period=0")
 
 
 def run(*arguments: str, folder: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -111,11 +112,15 @@ def start(*, node: bool, owner: int | None = None) -> Testbed:
 
 
 def grant(testbed: Testbed) -> None:
-    """Namespaces and roles of the manifests, bound to the two users as the manifests bind them to service accounts."""
-    testbed.kubectl("apply", "-f", str(MANIFESTS / "namespaces.yaml"), "-f", str(MANIFESTS / "rbac.yaml"))
+    """What the manifests have before any service: namespaces, roles, network policies. The two users have the roles
+    that the manifests give to service accounts.
+    """
+    files = ("namespaces.yaml", "rbac.yaml", "sandbox-network.yaml", "service-network.yaml")
+    testbed.kubectl("apply", *(part for name in files for part in ("-f", str(MANIFESTS / name))))
     testbed.apply(_binding("orchard", "orchard-scheduler"), _binding("orchard-watcher", "orchard-watcher"))
     # Pods are admitted only when their account is there.
-    testbed.kubectl("-n", NAMESPACE, "wait", "--for=create", "serviceaccount/default", "--timeout=60s")
+    for namespace in (NAMESPACE, SERVICES, "default"):
+        testbed.kubectl("-n", namespace, "wait", "--for=create", "serviceaccount/default", "--timeout=60s")
 
 
 def _binding(user: str, role: str) -> dict[str, Any]:

@@ -135,6 +135,13 @@ def test_networks(network: str, label: str, policy: str) -> None:
     assert bool(pod["spec"].get("dnsConfig")) == (policy == "None")
 
 
+@pytest.mark.parametrize(("network", "servers"), [("none", ["127.0.0.1"]), ("dns-only", ["192.0.2.1", "2001:db8::1"])])
+def test_name_servers_of_the_operator(network: str, servers: list[str]) -> None:
+    profile = replace(PROFILE, nameservers=("192.0.2.1", "2001:db8::1"))
+    spec = made(replace(TERMS, network=network), profile)["spec"]
+    assert (spec["dnsPolicy"], spec["dnsConfig"]) == ("None", {"nameservers": servers})
+
+
 def test_the_operators_profile() -> None:
     profile = replace(
         PROFILE,

@@ -47,6 +47,7 @@ def test_the_operators_profile(monkeypatch: pytest.MonkeyPatch) -> None:
         "POD_RUNTIME_CLASS": "gvisor",
         "POD_MEMORY_REQUEST_SHARE": "0.5",
         "OFFERED_ALLOW_LISTS": '["pypi", "npm"]',
+        "POD_NAMESERVERS": '["192.0.2.1", "2001:db8::1"]',
         "MAXIMUM_LIFETIME_SECONDS": "3600",
     }.items():
         monkeypatch.setenv(f"ORCHARD_{name}", value)
@@ -56,6 +57,7 @@ def test_the_operators_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (profile.public_keys_pem, profile.lifetime_ms) == ("PEM", 3_600_000)
     assert (profile.cpu_request_share, profile.memory_request_share) == (1.0, 0.5)
     assert profile.offered_allow_lists == {"pypi", "npm"}
+    assert profile.nameservers == ("192.0.2.1", "2001:db8::1")
     # The probe must run where sandboxes run.
     assert settings.probe_placement() == {
         "nodeSelector": {"pool": "sandboxes"},
@@ -66,7 +68,14 @@ def test_the_operators_profile(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("POD_CPU_REQUEST_SHARE", "1.5"), ("POD_NODE_SELECTOR", "pool"), ("PAYLOAD_DELIVERY", "mail")]
+    ("name", "value"),
+    [
+        ("POD_CPU_REQUEST_SHARE", "1.5"),
+        ("POD_NODE_SELECTOR", "pool"),
+        ("PAYLOAD_DELIVERY", "mail"),
+        ("POD_NAMESERVERS", '["dns.example"]'),
+        ("POD_NAMESERVERS", '["192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4"]'),
+    ],
 )
 def test_bad_values_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv("ORCHARD_NODE_ADDRESS", "unix:/n")

@@ -61,6 +61,7 @@ remove_mounts() {
 
 remove_network() {
   local version rules set
+  remove_outside
   ip link del "$bridge" 2>/dev/null || true
   for version in "" 6; do
     rules=$("ip${version}tables-save" 2>/dev/null || true)

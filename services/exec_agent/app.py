@@ -72,12 +72,12 @@ def preload() -> None:
         importlib.import_module(module)
 
 
-def rehearse(folder: Path) -> None:
+def rehearse(folder: Path, launcher_fd: int | None = None) -> None:
     """Run and end an agent in this process and an empty folder; see rehearsal_client.
 
     What is left of it is memory, and a pipe that libuv opens once: no thread and no process.
     """
-    uvloop.run(rehearse_with(serve, folder))
+    uvloop.run(rehearse_with(serve, folder, launcher_fd))
 
 
 @contextlib.asynccontextmanager

@@ -1,7 +1,9 @@
-"""A rehearsal: one whole agent and a client of it, in the process that agents are later forked from.
+"""A rehearsal: one whole agent and a client of it, in the process that agents are later forked from, or in one that was
+forked before its sandbox is asked for.
 
-CPython adapts code as it runs and gRPC's core builds its tables at first use. Done here once, forked agents inherit the
-outcome instead of doing it again, each in pages of its own.
+CPython adapts code as it runs and gRPC's core builds its tables at first use. Done once before the fork, agents inherit
+the outcome instead of doing it again, each in pages of its own. Done after it, the pages that a first run writes to are
+the agent's own by the time somebody waits for it.
 """
 
 from __future__ import annotations
@@ -30,8 +32,15 @@ _CALL_SECONDS: Final = 10
 _COMMAND: Final = exec_pb2.ExecSpec(argv=exec_pb2.Argv(args=["true"]))
 
 
-async def rehearse(serve: Callable[[AgentConfig], AbstractAsyncContextManager[object]], folder: Path) -> None:
+async def rehearse(
+    serve: Callable[[AgentConfig], AbstractAsyncContextManager[object]], folder: Path, launcher_fd: int | None = None
+) -> None:
     """Serve an agent in an empty folder, have it run commands, and end it and all that belongs to it.
+
+    Args:
+        serve: how agents are served.
+        folder: the empty folder.
+        launcher_fd: the launcher; None: what scripts/build-launcher made, if it is there.
 
     Raises:
         OSError: this machine has no room for it.
@@ -42,9 +51,11 @@ async def rehearse(serve: Callable[[AgentConfig], AbstractAsyncContextManager[ob
     with contextlib.ExitStack() as held:
         state = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         held.callback(os.close, state)
-        launcher, _ = open_or_gap()
-        if launcher is not None:
-            held.callback(os.close, launcher)
+        launcher = launcher_fd
+        if launcher is None:
+            launcher, _ = open_or_gap()
+            if launcher is not None:
+                held.callback(os.close, launcher)
         config = AgentConfig(
             uid=_UID,
             sandbox_id=_UID,

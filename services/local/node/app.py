@@ -43,12 +43,18 @@ async def node(settings: NodeSettings, tasks: TaskGroup, telemetry: Telemetry | 
         agent_module=settings.agent_module,
         launcher_file=settings.launcher_file,
     )
-    runtime = ProcessRuntime(machine, zygote, public_keys_pem=settings.public_keys_file.read_text)
+    runtime = ProcessRuntime(
+        machine,
+        zygote,
+        public_keys_pem=settings.public_keys_file.read_text,
+        spare_sandboxes=settings.spare_sandboxes,
+    )
     images = ImageStore(machine, runtime.remove_tree)
     journal = Journal(data / "journal")
     await images.load(record.request.image for record in await asyncio.to_thread(journal.read_all))
     service = Node(runtime, images, journal, tasks, concurrent_starts=settings.concurrent_starts)
     await service.start()
+    tasks.start("spare sandboxes", runtime.keep_spares(), forever=settings.spare_sandboxes > 0)
     health = Health()
     server = Server(
         interceptor=CallInterceptor(authenticator=None, telemetry=telemetry), health=health, service_names=[_SERVICE]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +41,9 @@ class Runtime(Protocol):
 
     def endpoint(self, uid: str) -> str:
         """Address (gRPC) of a sandbox's agent."""
+
+    def reserve(self, request: Request) -> str:
+        """The uid that the sandbox of this request is to have; `create` or `delete` must follow."""
 
     async def create(self, request: Request, image: Image | None) -> dict[str, float]:
         """Make a sandbox; returns when its agent listens, with the milliseconds that each step took.
@@ -169,10 +171,12 @@ class Node:
             end = ended.get(record.uid)
             if record.phase is Phase.STOPPING:
                 self._begin_delete(record.uid)
-                continue
-            if record.phase is Phase.STARTING and end is None:
-                end = Ended(record.uid, Reason.HOST_RESTART, "the node daemon was restarted while it was being made")
-            if end is not None and record.phase is not Phase.FAILED:
+            elif record.phase is Phase.STARTING and end is None:
+                self._change(record.uid, phase=Phase.RUNNING)
+            elif record.phase is Phase.STARTING:
+                # Nobody has used it yet: what is half made gives way to a new attempt.
+                self._begin_start(record.request, again=True)
+            elif end is not None and record.phase is not Phase.FAILED:
                 self._change(record.uid, phase=Phase.FAILED, reason=end.reason, message=end.message)
         if records:
             _log.info("sandboxes taken over", found=len(records), running=self.running)
@@ -191,7 +195,8 @@ class Node:
         key = (creation.tenant, creation.request.sandbox_id)
         if key in self._by_key:
             return self._repeated(self._records[self._by_key[key]], creation)
-        request = replace(creation.request, uid=uuid.uuid4().hex[:16], image=self._image(creation.request.image))
+        request = replace(creation.request, image=self._image(creation.request.image))
+        request = replace(request, uid=self._runtime.reserve(request))
         self._revision += 1
         record = Record(
             tenant=creation.tenant,
@@ -210,6 +215,7 @@ class Node:
         try:
             self._journal.add(record)
         except OSError as error:
+            await self._runtime.delete(request.uid)
             raise ResourceExhaustedError(
                 f"the sandbox cannot be written down: {error.strerror}; free space in the data directory",
                 reason="NO_SPACE",
@@ -217,7 +223,7 @@ class Node:
         self._records[record.uid] = record
         self._by_key[key] = record.uid
         self._hub.publish(record.uid, record)
-        self._starts[record.uid] = self._tasks.start(f"start {record.uid}", self._start(request), forever=False)
+        self._begin_start(request)
         return record
 
     def check_image(self, name: str) -> None:
@@ -245,10 +251,16 @@ class Node:
             )
         return image.digest
 
-    async def _start(self, request: Request) -> None:
+    def _begin_start(self, request: Request, *, again: bool = False) -> None:
+        work = self._start(request, again=again)
+        self._starts[request.uid] = self._tasks.start(f"start {request.uid}", work, forever=False)
+
+    async def _start(self, request: Request, *, again: bool) -> None:
         image = self._image_of(request)
         try:
             async with self._slots:
+                if again:
+                    await self._runtime.delete(request.uid)
                 milliseconds = await self._runtime.create(request, image)
         except StartError as error:
             _log.warning("sandbox not made", uid=request.uid, error=str(error))

@@ -15,6 +15,9 @@ class NodeSettings(InternalServiceSettings):
     data_directory: Path = Field(description="Where sandboxes and images are kept, below node/.")
     run_directory: Path = Field(description="Folder of mode 0700 for sockets; its path must be short.")
     concurrent_starts: int = Field(default=8, ge=1, le=256, description="Sandboxes that are started at the same time.")
+    spare_sandboxes: int = Field(
+        default=2, ge=0, le=64, description="Sandboxes on the host's root that are made ahead of creates; 0: none."
+    )
     agent_module: str = Field(
         default="services.exec_agent.app", description="Module of the agent: preload, run and AgentConfig."
     )

@@ -74,13 +74,18 @@ def open_group(paths: Mapping[str, str], limits: Limits) -> Group:
     """Make the groups if they are not there, set the limits and open what the agent needs."""
     for path in paths.values():
         Path(path).mkdir(exist_ok=True)
+    limit(paths, limits)
+    procs = tuple(os.open(f"{path}/cgroup.procs", os.O_WRONLY) for path in paths.values())
+    event, counter = _watch_memory(paths)
+    return Group(procs, event, counter)
+
+
+def limit(paths: Mapping[str, str], limits: Limits) -> None:
+    """Set the limits of groups; one that is zero stays as it is."""
     if "memory" in paths:
         _limit_version_1(paths, limits)
     elif "unified" in paths:
         _limit_version_2(paths["unified"], limits)
-    procs = tuple(os.open(f"{path}/cgroup.procs", os.O_WRONLY) for path in paths.values())
-    event, counter = _watch_memory(paths)
-    return Group(procs, event, counter)
 
 
 def _limit_version_1(paths: Mapping[str, str], limits: Limits) -> None:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import enum
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+
+def new_uid() -> str:
+    """A name for an incarnation that no other has."""
+    return uuid.uuid4().hex[:16]
 
 
 class Reason(enum.Enum):

@@ -75,6 +75,7 @@ class Plan:
         host_network: it stays in the machine's network namespace.
         most_processes: bound by rlimit, where there are no control groups; zero: not here.
         agent: fields of AgentConfig apart from descriptors; None starts the namespaces alone, as a probe.
+        waits: the agent goes on when it is told its fields, instead of having them from here (claim).
         init: join the namespaces of this process instead of making new ones.
         remove: make nothing; remove these folders, as root of a namespace with these ids.
     """
@@ -87,6 +88,7 @@ class Plan:
     host_network: bool = False
     most_processes: int = 0
     agent: Mapping[str, Any] | None = None
+    waits: bool = False
     init: Identity | None = None
     remove: tuple[str, ...] = ()
 

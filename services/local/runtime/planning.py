@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
-from services.local.runtime.bwrap import Overlay, Root, arguments
+from services.local.runtime.bwrap import DEFAULT_SHM_BYTES, Overlay, Root, arguments
 from services.local.runtime.cgroups import Limits
 from services.local.runtime.model import Image, Request
 from services.local.runtime.plan import Plan
@@ -46,6 +47,18 @@ class Planner:
             most_processes=0 if machine.cgroups.version else limits_of(request).pids,
             agent=agent,
         )
+
+    def spare(self, request: Request) -> Plan:
+        """The plan of a sandbox that nobody asked for yet; fits_spare says whose it can become."""
+        return replace(self.plan(request, None, ""), agent={}, waits=True)
+
+    def fits_spare(self, request: Request) -> bool:
+        """Whether all of a request can be had of a sandbox that is already there."""
+        resources = request.resources
+        # Without control groups the number of processes is bound before the agent begins.
+        processes = bool(self._machine.cgroups.version) or limits_of(request).pids == DEFAULT_PIDS
+        memory = resources.shm_bytes in (0, DEFAULT_SHM_BYTES)
+        return processes and memory and not request.image and not request.host_network
 
     def _overlays(self, image: Image | None) -> tuple[Overlay, ...]:
         machine = self._machine

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import json
 import os
-import select
 import shutil
 import socket
 import time
@@ -22,13 +19,15 @@ from services.common.logs import get_logger
 from services.local.runtime import cgroups, linux
 from services.local.runtime.cgroups import Limits
 from services.local.runtime.identity import Identity, has_ended, kill
-from services.local.runtime.model import Abilities, Ended, Image, Reason, Request
+from services.local.runtime.model import Abilities, Ended, Image, Reason, Request, new_uid
 from services.local.runtime.plan import RUN_MAP_TOOLS, Plan
 from services.local.runtime.planning import RESOLVER_FILE, Planner, limits_of
+from services.local.runtime.recorded import end_recorded, read_record
 from services.local.runtime.removal import RemovalError, remove_tree
 from services.local.runtime.removals import MappedRemovals
 from services.local.runtime.setup import Machine
-from services.local.runtime.steps import PROCESSES_FILE, SOCKET_NAME, StartError
+from services.local.runtime.spares import Spare, Spares
+from services.local.runtime.steps import SOCKET_NAME, StartError
 from services.local.runtime.zygote_client import Answer, Zygote, ZygoteDiedError, ZygoteError
 
 _log = get_logger(__name__)
@@ -36,8 +35,6 @@ _log = get_logger(__name__)
 _LISTEN_SECONDS: Final = 2.0
 _LISTEN_POLL_SECONDS: Final = 0.001
 _KILL_SECONDS: Final = 10.0
-_LOCK_SECONDS: Final = 35.0
-_LOCK_POLL_SECONDS: Final = 0.01
 _MOST_RESTARTS: Final = 5
 _INIT_GRACE_SECONDS: Final = 1.0
 _RESTART_WINDOW_SECONDS: Final = 60.0
@@ -63,11 +60,14 @@ class _Live:
 class ProcessRuntime:
     """See services.local.node.service.Runtime."""
 
-    def __init__(self, machine: Machine, zygote: Zygote, *, public_keys_pem: Callable[[], str]) -> None:
+    def __init__(
+        self, machine: Machine, zygote: Zygote, *, public_keys_pem: Callable[[], str], spare_sandboxes: int = 0
+    ) -> None:
         self._machine = machine
         self._planner = Planner(machine)
         self._zygote = zygote
         self._public_keys_pem = public_keys_pem
+        self._spares = Spares(spare_sandboxes, self._make_spare)
         self._live: dict[str, _Live] = {}
         self._ends: asyncio.Queue[Ended] = asyncio.Queue()
         # Removing files and groups blocks; two threads keep the cores busy and a flood of deletes bounded.
@@ -82,6 +82,14 @@ class ProcessRuntime:
         """Address (gRPC) of a sandbox's agent."""
         return f"unix:{self._machine.socket_folder(uid)}/{SOCKET_NAME}"
 
+    def reserve(self, request: Request) -> str:
+        """See Runtime: of a spare, if one is ready and fits."""
+        return (self._planner.fits_spare(request) and self._spares.reserve()) or new_uid()
+
+    async def keep_spares(self) -> None:
+        """Make sandboxes ahead of creates, for as long as it runs."""
+        await self._spares.keep_full()
+
     async def create(self, request: Request, image: Image | None) -> dict[str, float]:
         """Make a sandbox; returns when its agent listens, with the milliseconds that each step took.
 
@@ -90,23 +98,50 @@ class ProcessRuntime:
         """
         limits = limits_of(request)
         plan = self._planner.plan(request, image, self._public_keys_pem())
-        for last in (False, True):
+        with self._spares.others_first():
+            answer = await self._claim(request.uid, plan, limits) or await self._make(request, plan, limits)
+            live = self._watch_over(request.uid, plan, limits, answer)
+            started = time.perf_counter()
+            await self._listens(live, request.uid)
+        return {**answer.milliseconds, "listen": round((time.perf_counter() - started) * 1e3, 2)}
+
+    async def _make(self, request: Request, plan: Plan, limits: Limits) -> Answer:
+        for _ in range(2):
             self._make_folders(request)
             try:
-                answer = await self._ask(request.uid, plan, limits)
-                break
+                return await self._ask(request.uid, plan, limits)
             except ZygoteError as error:
                 raise StartError(str(error)) from None
             except ZygoteDiedError:
                 await self._remove(request.uid)
-                if last:
-                    raise StartError(
-                        "the process that agents are forked from died twice while it was being made"
-                    ) from None
-        live = self._watch_over(request.uid, plan, limits, answer)
-        started = time.perf_counter()
-        await self._listens(live, request.uid)
-        return {**answer.milliseconds, "listen": round((time.perf_counter() - started) * 1e3, 2)}
+        raise StartError("the process that agents are forked from died twice while it was being made")
+
+    async def _make_spare(self) -> Spare:
+        request = Request(uid=new_uid(), sandbox_id="")
+        try:
+            plan = self._planner.spare(request)
+            return Spare(request.uid, await self._make(request, plan, limits_of(request)))
+        except BaseException:
+            await self._remove(request.uid)
+            raise
+
+    async def _claim(self, uid: str, plan: Plan, limits: Limits) -> Answer | None:
+        """The spare that was reserved, as this sandbox; None: there is none, or it has ended meanwhile."""
+        spare = self._spares.take(uid)
+        if spare is None:
+            return None
+        try:
+            cgroups.limit(self._machine.cgroups.paths(uid), limits)
+            spare.tell(plan.agent or {})
+        except OSError as error:
+            _log.warning("a spare sandbox had ended before it was claimed", uid=uid, error=str(error))
+            await self._discard(spare)
+            return None
+        return spare.answer
+
+    async def _discard(self, spare: Spare) -> None:
+        spare.close()
+        await self._remove(spare.uid)
 
     async def _ask(self, uid: str, plan: Plan, limits: Limits) -> Answer:
         group = cgroups.open_group(self._machine.cgroups.paths(uid), limits)
@@ -124,16 +159,18 @@ class ProcessRuntime:
     async def _adopt_one(self, request: Request, image: Image | None) -> Ended | None:
         folder = self._machine.sandbox_folder(request.uid)
         try:
-            record = await asyncio.to_thread(_read_record, folder)
+            record = await asyncio.to_thread(read_record, folder)
             init_fd = record.init.open()
         except (OSError, ValueError):
             return Ended(request.uid, Reason.HOST_RESTART, "the platform was stopped or restarted under it")
         agent, agent_fd = record.agent, None
-        if agent is not None:
-            try:
-                agent_fd = agent.open()
-            except ProcessLookupError:
-                agent = None
+        if agent is None:
+            os.close(init_fd)  # `create` or `delete` ends it
+            return Ended(request.uid, Reason.HOST_RESTART, "the node daemon was restarted while it was being made")
+        try:
+            agent_fd = agent.open()
+        except ProcessLookupError:
+            agent = None
         plan = self._planner.plan(request, image, self._public_keys_pem())
         self._watch_over(request.uid, plan, limits_of(request), Answer(record.init, init_fd, agent, agent_fd, {}))
         return None
@@ -149,7 +186,9 @@ class ProcessRuntime:
         Raises:
             RemovalError: it does not go away.
         """
-        live = self._live.get(uid)
+        spare, live = self._spares.take(uid), self._live.get(uid)
+        if spare is not None:
+            spare.close()
         if live is not None:
             live.deleting = True
             kill(live.init_fd)
@@ -174,6 +213,8 @@ class ProcessRuntime:
 
     async def close(self, *, platform_ends: bool) -> None:
         """Stop watching over sandboxes. They live on, unless the platform ends: then their groups are removed."""
+        for spare in self._spares.drain():
+            await self._discard(spare)
         if platform_ends:
             ends = [asyncio.ensure_future(live.ended.wait()) for live in self._live.values()]
             if ends:
@@ -341,7 +382,7 @@ class ProcessRuntime:
         await asyncio.to_thread(cgroups.remove_others, machine.cgroups, known)
 
     def _remove_all_but_files(self, uid: str) -> None:
-        _end_recorded(self._machine.sandbox_folder(uid))
+        end_recorded(self._machine.sandbox_folder(uid))
         cgroups.remove_group(self._machine.cgroups.paths(uid))
         shutil.rmtree(self._machine.socket_folder(uid), ignore_errors=True)
 
@@ -357,44 +398,3 @@ def _killed_for_memory(pid: int) -> bool:
 def _stop_watching(descriptor: int) -> None:
     asyncio.get_running_loop().remove_reader(descriptor)
     os.close(descriptor)
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """What a starter wrote down."""
-
-    init: Identity
-    agent: Identity | None
-
-
-def _read_record(folder: Path) -> _Record:
-    """The record, once no starter is at work on it any more: a zygote whose daemon died ends at once."""
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        deadline = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_LOCK_POLL_SECONDS)
-        values = json.loads((folder / PROCESSES_FILE).read_text(encoding="utf-8"))
-    finally:
-        os.close(lock)
-    agent = values["agent"]
-    return _Record(Identity(**values["init"]), None if agent is None else Identity(**agent))
-
-
-def _end_recorded(folder: Path) -> None:
-    """Kill the init of a sandbox that nobody watches over, and wait until it is gone."""
-    try:
-        descriptor = _read_record(folder).init.open()
-    except (OSError, ValueError):
-        return
-    try:
-        kill(descriptor)
-        select.select([descriptor], [], [], _KILL_SECONDS)
-    finally:
-        os.close(descriptor)

@@ -14,12 +14,13 @@ import os
 import resource
 import signal
 import socket
+import traceback
 from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from services.local.runtime import linux
+from services.local.runtime import claim, linux
 from services.local.runtime.harden import close_others, harden
 from services.local.runtime.identity import Identity
 from services.local.runtime.namespaces import run_map_tools, start_namespaces
@@ -61,16 +62,22 @@ def make(plan: Plan, given: Given, tools: Tools) -> Steps:
         init = plan.init or (yield from start_namespaces(plan, given, tools, folder, clock))
         init_fd = init.open(tools.proc)
         if plan.agent is None:
-            return Made(init, init_fd, None, None, clock.milliseconds)
+            return Made(init, init_fd, None, None, None, clock.milliseconds)
+        ours, theirs = claim.channel() if plan.waits else (None, None)
+        if theirs is not None:
+            held.callback(theirs.close)
         try:
-            agent, agent_fd = yield from _start_agent(plan, given, tools, folder, init=init, init_fd=init_fd)
+            own = _Own.open(plan, folder, theirs, held)
+            agent, agent_fd = yield from _start_agent(plan, given, tools, own, folder, init=init, init_fd=init_fd)
         except BaseException:
             if plan.init is None:
                 signal.pidfd_send_signal(init_fd, signal.SIGKILL)
             os.close(init_fd)
+            if ours is not None:
+                ours.close()
             raise
         clock.mark("fork")
-        return Made(init, init_fd, agent, agent_fd, clock.milliseconds)
+        return Made(init, init_fd, agent, agent_fd, None if ours is None else ours.detach(), clock.milliseconds)
 
 
 # Removing
@@ -130,15 +137,16 @@ class _Own:
     state: int
     socket_folder: int
     log: int
+    claim: socket.socket | None
 
     @classmethod
-    def open(cls, plan: Plan, folder: int, held: contextlib.ExitStack) -> _Own:
+    def open(cls, plan: Plan, folder: int, claim: socket.socket | None, held: contextlib.ExitStack) -> _Own:
         socket_folder = hold(held, os.open(plan.socket_folder, os.O_PATH | os.O_DIRECTORY))
         with contextlib.suppress(FileNotFoundError):
             os.unlink(SOCKET_NAME, dir_fd=socket_folder)
         state = hold(held, os.open("state", os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder))
         log = os.open(LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600, dir_fd=folder)
-        return cls(state, socket_folder, hold(held, log))
+        return cls(state, socket_folder, hold(held, log), claim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +161,9 @@ class _Birth:
 
 
 def _start_agent(
-    plan: Plan, given: Given, tools: Tools, folder: int, *, init: Identity, init_fd: int
+    plan: Plan, given: Given, tools: Tools, own: _Own, folder: int, *, init: Identity, init_fd: int
 ) -> Generator[int, None, tuple[Identity, int]]:
     with contextlib.ExitStack() as held:
-        own = _Own.open(plan, folder, held)
         recorded_read, recorded_write = os.pipe()
         hold(held, recorded_read)
         hold(held, recorded_write)
@@ -220,7 +227,7 @@ def _become_agent(birth: _Birth, init_fd: int | None) -> None:
     null = os.open("/dev/null", os.O_RDWR)
     for number, descriptor in enumerate((null, null, own.log)):
         os.dup2(descriptor, number)
-    keep = [own.state, own.socket_folder, *given.all()]
+    keep = [own.state, own.socket_folder, *given.all(), *(() if own.claim is None else (own.claim.fileno(),))]
     # First of all our copies of the zygote's sockets: as long as they are open, nobody sees it die.
     close_others([*keep, birth.recorded])
     if os.read(birth.recorded, 1) != b"1":
@@ -236,6 +243,12 @@ def _become_agent(birth: _Birth, init_fd: int | None) -> None:
         # Counted for the sandbox's user namespace alone.
         resource.setrlimit(resource.RLIMIT_NPROC, (plan.most_processes, plan.most_processes))
     fields = dict(plan.agent or {})
+    if own.claim is not None:
+        _rehearse(birth)
+        told = claim.wait(own.claim)
+        if told is None:
+            return  # the daemon is gone, and with it whoever would have wanted this sandbox
+        fields = told
     fields.update(
         listen=f"unix:/proc/self/fd/{own.socket_folder}/{SOCKET_NAME}",
         state_fd=own.state,
@@ -245,3 +258,18 @@ def _become_agent(birth: _Birth, init_fd: int | None) -> None:
         oom_counter_fd=given.oom_counter,
     )
     os._exit(birth.tools.run_agent(fields))
+
+
+def _rehearse(birth: _Birth) -> None:
+    """While nobody waits, take the page faults of a first run in this process."""
+    if not birth.given.whole_launcher:
+        return  # what starts commands then is forked from the agent itself
+    folder = Path(f"/proc/self/fd/{birth.own.state}/rehearsal")
+    try:
+        folder.mkdir(mode=0o700)
+        try:
+            birth.tools.rehearse_agent(folder, birth.given.launcher)
+        finally:
+            remove_tree(folder)
+    except Exception:  # noqa: BLE001 (the agent itself may do better)
+        traceback.print_exc()

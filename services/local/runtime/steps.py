@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from services.local.runtime.identity import Identity
@@ -32,6 +33,7 @@ class Tools:
     Attributes:
         bwrap: path of the binary, as seen where bwrap is started.
         run_agent: runs the agent with AgentConfig's fields until it ends.
+        rehearse_agent: runs one once in a folder, with a descriptor of the launcher, and ends it.
         lifeline: the descriptor whose end of file ends every sandbox.
         proc: a descriptor of the machine's proc file system.
         own_pids: a descriptor of the zygote's own pid namespace.
@@ -39,6 +41,7 @@ class Tools:
 
     bwrap: str
     run_agent: Callable[[dict[str, Any]], int]
+    rehearse_agent: Callable[[Path, int], None]
     lifeline: int
     proc: int
     own_pids: int
@@ -69,12 +72,13 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What was made, with its pidfds."""
+    """What was made, with its pidfds, and where an agent that waits is told its fields."""
 
     init: Identity
     init_fd: int
     agent: Identity | None
     agent_fd: int | None
+    claim_fd: int | None
     milliseconds: dict[str, float]
 
 

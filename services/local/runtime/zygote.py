@@ -135,6 +135,10 @@ def _prepare(agent: Any, configuration: Configuration, lifeline: int) -> Tools:
         sys.path.clear()
         return int(agent.run(agent.AgentConfig(**fields)))
 
+    def rehearse_agent(folder: Path, launcher: int) -> None:
+        if configuration.scratch:
+            agent.rehearse(folder, launcher)
+
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY)
     bwrap = configuration.bwrap
@@ -143,7 +147,14 @@ def _prepare(agent: Any, configuration: Configuration, lifeline: int) -> Tools:
         # From here on there is nothing to import any more: the stage shows no programs of ours.
         linux.setns(stage, linux.CLONE_NEWNS)
         os.close(stage)
-    return Tools(bwrap=bwrap, run_agent=run_agent, lifeline=lifeline, proc=proc, own_pids=own_pids)
+    return Tools(
+        bwrap=bwrap,
+        run_agent=run_agent,
+        rehearse_agent=rehearse_agent,
+        lifeline=lifeline,
+        proc=proc,
+        own_pids=own_pids,
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -231,7 +242,7 @@ class _Loop:
             if made is None:
                 self._finish(job, {"removed": True}, [])
                 return
-            descriptors = [d for d in (made.init_fd, made.agent_fd) if d is not None]
+            descriptors = [d for d in (made.init_fd, made.agent_fd, made.claim_fd) if d is not None]
             self._finish(job, _message(made), descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)

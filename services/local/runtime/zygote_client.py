@@ -30,13 +30,14 @@ _ANSWER_BYTES: Final = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Processes of a sandbox. The pidfds are the receiver's to close."""
+    """Processes of a sandbox, and where an agent that waits is told its fields; the receiver closes descriptors."""
 
     init: Identity
     init_fd: int
     agent: Identity | None
     agent_fd: int | None
     milliseconds: dict[str, float]
+    claim: socket.socket | None = None
 
 
 class ZygoteError(Exception):
@@ -222,7 +223,7 @@ async def _receive(ours: socket.socket) -> tuple[bytes, list[int]]:
     finally:
         loop.remove_reader(ours.fileno())
     try:
-        data, descriptors, _, _ = socket.recv_fds(ours, _ANSWER_BYTES, 2)
+        data, descriptors, _, _ = socket.recv_fds(ours, _ANSWER_BYTES, 3)
     except ConnectionError:
         return b"", []
     for descriptor in descriptors:
@@ -238,4 +239,5 @@ def _answer(values: dict[str, Any], descriptors: list[int]) -> Answer:
         agent=None if agent is None else Identity(**agent),
         agent_fd=None if agent is None else descriptors[1],
         milliseconds=values["milliseconds"],
+        claim=socket.socket(fileno=descriptors[2]) if len(descriptors) > 2 else None,
     )

@@ -157,6 +157,7 @@ class NodeProcess:
             "ORCHARD_DATA_DIRECTORY": str(self.data),
             "ORCHARD_RUN_DIRECTORY": str(self.run),
             "ORCHARD_LIFELINE_FD": str(self.lifeline_read),
+            "ORCHARD_SPARE_SANDBOXES": "0",
             **self.settings,
         }
         user, group = self.account.uid, self.account.gid
@@ -221,10 +222,14 @@ class NodeProcess:
     async def box(self, **fields: Any) -> Box:
         """A sandbox whose agent answers."""
         sandbox = await self.create(**fields)
-        sandbox = await self.until(sandbox.uid, RUNNING)
+        box = self.box_of(await self.until(sandbox.uid, RUNNING))
+        await box.healthy()
+        return box
+
+    def box_of(self, sandbox: Any) -> Box:
+        """A sandbox that runs."""
         box = Box(self, sandbox)
         self.boxes.append(box)
-        await box.healthy()
         return box
 
     async def until(self, uid: str, phase: int) -> Any:

@@ -7,21 +7,27 @@ from pathlib import Path
 
 import pytest
 
+from services.common.errors import ResourceExhaustedError
 from services.common.tasks import TaskGroup
 from services.local.node.journal import Journal
 from services.local.node.model import Phase, Record
 from services.local.node.service import Creation, Node
-from services.local.runtime.model import Ended, Image, Request
+from services.local.runtime.model import Ended, Image, Request, new_uid
 
 
 class Runtime:
     """Sandboxes that take no room."""
 
     def __init__(self) -> None:
+        self.reserved: list[str] = []
         self.deleted: list[str] = []
 
     def endpoint(self, uid: str) -> str:
         return f"unix:/{uid}"
+
+    def reserve(self, request: Request) -> str:
+        self.reserved.append(new_uid())
+        return self.reserved[-1]
 
     async def create(self, request: Request, image: Image | None) -> dict[str, float]:
         return {}
@@ -78,3 +84,11 @@ async def test_a_write_that_did_not_fit_spoils_no_later_one(tmp_path: Path) -> N
         node.update(record.uid, 6.0)
         (read,) = Journal(tmp_path).read_all()
         assert (read.expire_time, read.phase) == (6.0, Phase.RUNNING)
+
+
+async def test_a_sandbox_that_cannot_be_written_down_leaves_nothing_of_the_runtimes(tmp_path: Path) -> None:
+    async with TaskGroup() as tasks:
+        node, runtime, record, path = await running(tmp_path, tasks)
+        with no_room(path, -path.stat().st_size), pytest.raises(ResourceExhaustedError):
+            await node.create(Creation("t", "another", "h", b"", Request("", "beta"), 0.0))
+        assert runtime.deleted == [runtime.reserved[1]] != [record.uid]

@@ -1,0 +1,89 @@
+"""The format of this project: a trajectory a line, in protobuf's JSON, and bodies beside it. It loses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+from google.protobuf.message import Message
+
+from orchard.data.bodies import FolderBodies, extension
+from orchard.data.codecs.base import EVERYTHING, Codec, Container, ExportOptions, Row
+from orchard.data.nodes import Node, read_lines
+from orchard.data.record import Record, body_of
+from orchard.data.report import Report
+from orchard.trajectory.v1 import trajectory_pb2 as pb
+
+_VERSION: Final = "orchard-trajectory-1"
+
+M = TypeVar("M", bound=Message)
+
+
+def read(path: Path, report: Report) -> Iterator[Record]:
+    """Trajectories of a file; their bodies are read when they are asked for."""
+    del report  # nothing is lost
+    for line in read_lines(path):
+        version = line.need("format")
+        if version.text() != _VERSION:
+            version.fail(f"is {version.text()!r}", f"this version reads {_VERSION!r}")
+        folder = line.text_of("files", "files")
+        if Path(folder).name != folder:
+            line.need("files").fail(f"is {folder!r}", "it must be the name of a folder beside the file")
+        bodies = FolderBodies(path.parent / folder)
+        trajectory = _message(line.need("trajectory"), pb.Trajectory())
+        steps = [_message(step, pb.Step()) for step in line.items_of("steps")]
+        for position, step in enumerate(steps):
+            if step.index != position:
+                line.need("steps").fail(f"has index {step.index} at position {position}", "steps have no holes")
+        values = [_message(value, pb.StepValue()) for value in line.items_of("values")]
+        yield Record(trajectory, steps, values, bodies)
+
+
+def _message(node: Node, message: M) -> M:
+    try:
+        return ParseDict(node.object(), message)
+    except ParseError as error:
+        node.fail(str(error))
+
+
+def rows(record: Record, options: ExportOptions, report: Report) -> Iterator[Row]:
+    """One row."""
+    del report
+    value: dict[str, Any] = {"format": _VERSION, "files": options.files, "trajectory": _plain(record.trajectory)}
+    value["steps"] = [_plain(step) for step in record.steps]
+    value["values"] = [_plain(one) for one in record.values]
+    yield Row(value, record.id, files_of(record, options))
+
+
+def files_of(record: Record, options: ExportOptions) -> Mapping[str, bytes]:
+    """The bodies of a record by their path."""
+    blobs = [part.blob for step in record.steps for part in step.content if part.HasField("blob")]
+    return {
+        f"{options.files}/{blob.sha256}{extension(blob.media_type)}": body_of(blob, record.bodies) for blob in blobs
+    }
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    return MessageToDict(message, preserving_proto_field_name=True)
+
+
+def sniff(path: Path) -> bool:
+    """Whether the first line says so."""
+    with path.open("rb") as file:
+        line = file.readline(1 << 20)
+    return b'"format"' in line[:200] and _VERSION.encode() in line[:200]
+
+
+CODEC: Final = Codec(
+    name="orchard",
+    summary="This project's own: a trajectory a line, bodies in a folder beside it. Loses nothing.",
+    carries=EVERYTHING,
+    lossless=True,
+    patterns=("*.jsonl",),
+    sniff=sniff,
+    read=read,
+    rows=rows,
+    containers=(Container.JSONL,),
+)

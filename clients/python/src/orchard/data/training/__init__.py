@@ -1,0 +1,1 @@
+"""From trajectories to what is trained on: conversations, loss masks, token sequences."""

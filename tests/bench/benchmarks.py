@@ -14,7 +14,7 @@ from typing import Final
 
 import orchard
 
-from tests.bench.measure import Figures, agent_pids, own_bytes, p50_p99, percentile, rss_bytes, timed
+from tests.bench.measure import Figures, agent_pid, own_bytes, p50_p99, percentile, rss_bytes, timed
 from tests.support.platform import PlatformProcess
 
 MEGABYTE: Final = 1_000_000
@@ -115,9 +115,8 @@ class Bench:
     async def stream(self) -> Figures:
         """Output of a process that writes as fast as it can; memory of agent and gateway before and after."""
         size = (10_000 if self.full else 2_000) * MEGABYTE
-        before = set(agent_pids(self.platform.pid))
         async with await self.client.create() as sandbox:
-            (agent,) = set(agent_pids(self.platform.pid)) - before
+            agent = await self._agent_of(sandbox)
             gateway = self.platform.service_pid("gateway")
             await _drain(sandbox, 200 * MEGABYTE)
             agent_before, gateway_before = rss_bytes(agent), rss_bytes(gateway)
@@ -156,14 +155,16 @@ class Bench:
 
     async def agent(self) -> Figures:
         """Memory of an agent: forked, and as a Pod runs it, with its size and its start to the first answer."""
-        before = set(agent_pids(self.platform.pid))
         async with await self.client.create() as sandbox:
             await sandbox.exec("true")
-            (forked,) = set(agent_pids(self.platform.pid)) - before
-            forked_rss = own_bytes(forked)
+            forked_rss = own_bytes(await self._agent_of(sandbox))
         from tests.bench.own_agent import measure_own_agent
 
         return {**await measure_own_agent(), "forked_rss": forked_rss}
+
+    async def _agent_of(self, sandbox: orchard.AsyncSandbox) -> int:
+        namespace = (await sandbox.exec(["readlink", "/proc/self/ns/pid"])).check().stdout.strip()
+        return agent_pid(self.platform.pid, namespace)
 
     async def watcher(self) -> Figures:
         """The watcher of a cluster, by itself."""

@@ -46,18 +46,16 @@ def own_bytes(pid: int) -> int:
     return total
 
 
-def agent_pids(platform_pid: int) -> list[int]:
-    """The agents of every sandbox: processes below the supervisor that live in a pid namespace of their own."""
+def agent_pid(platform_pid: int, namespace: str) -> int:
+    """The agent of a sandbox, by what `readlink /proc/self/ns/pid` says in it."""
     from tests.support.platform import descendants
 
-    ours = Path("/proc/self/ns/pid").readlink()
-    found = []
     for process in descendants(platform_pid):
         try:
-            inside = Path(f"/proc/{process.pid}/ns/pid").readlink() != ours
+            inside = str(Path(f"/proc/{process.pid}/ns/pid").readlink()) == namespace
             # The agent is Python; the init and the launcher are tiny and static.
             if inside and "memfd" not in str(Path(f"/proc/{process.pid}/exe").readlink()):
-                found.append(process.pid)
+                return process.pid
         except OSError:
             continue
-    return found
+    raise RuntimeError(f"no agent in the pid namespace {namespace}")

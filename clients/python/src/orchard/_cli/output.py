@@ -64,6 +64,7 @@ def describe(error: BaseException) -> str:
         errors.Unauthenticated: "check ORCHARD_API_KEY, or the profile that `orchard up` writes",
         errors.PlatformError: f"the platform's log has more under request id {error.request_id}",
         errors.ImageNotFound: "`orchard image list` shows which there are",
+        errors.TrajectoryNotFound: "`orchard trajectories list` shows which there are",
     }
     fix = next((fix for kind, fix in fixes.items() if isinstance(error, kind)), "")
     return f"{text}; {fix}" if fix else text
@@ -113,6 +114,9 @@ _COLOURS: Mapping[str, str] = {
     "failed": "red",
     "deleting": "dim",
     "deleted": "dim",
+    "open": "yellow",
+    "completed": "green",
+    "aborted": "dim",
 }
 
 

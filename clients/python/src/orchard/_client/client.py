@@ -8,9 +8,9 @@ import datetime as dt
 import logging
 import secrets
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar, Unpack
+from typing import Final, Self, Unpack
 
 from orchard._client import errors
 from orchard._client.admin import AsyncImages, AsyncKeys, get_usage, get_version
@@ -23,16 +23,20 @@ from orchard._client.options import (
     secret_env,
     with_options,
 )
+from orchard._client.pending import Pending
 from orchard._client.profile import load_profile
 from orchard._client.sandbox import AsyncSandbox
 from orchard._client.session import Session
 from orchard._client.tenants import AsyncTenants
+from orchard._client.trajectories.client import AsyncTrajectories
+from orchard._client.trajectories.options import TrajectoryOptions
+from orchard._client.trajectories.recording import AsyncRecording
+from orchard._client.trajectories.types import Task
 from orchard._client.transport import CallContext
 from orchard._client.types import SandboxInfo, SandboxState, Usage, Version
 from orchard._client.units import Seconds, duration_seconds, seconds_of
 from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
 
-S = TypeVar("S", bound=AsyncSandbox)
 _log: Final = logging.getLogger("orchard")
 _ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
 # Nothing was made, or it is not ours.
@@ -50,27 +54,6 @@ _REFUSED: Final = (
 def new_sandbox_id() -> str:
     """An id that nobody else has; chosen here, so that a create that was cut off can be undone."""
     return "sb-" + "".join(secrets.choice(_ALPHABET) for _ in range(16))
-
-
-class Pending(Generic[S]):
-    """A sandbox that is being made: `await` it, or use it with `async with`."""
-
-    def __init__(self, work: Coroutine[Any, Any, S]) -> None:
-        self._work = work
-        self._sandbox: S | None = None
-
-    def __await__(self) -> Generator[Any, None, S]:
-        return self._work.__await__()
-
-    async def __aenter__(self) -> S:
-        self._sandbox = await self._work
-        return self._sandbox
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._sandbox is not None:
-            await self._sandbox.__aexit__(kind, error, traceback)
 
 
 class AsyncSandboxClient:
@@ -103,6 +86,8 @@ class AsyncSandboxClient:
         """Tenants and their quotas; needs the role admin."""
         self.images = AsyncImages(self._session.transport)
         """Images of a one-machine platform; needs the role admin."""
+        self.trajectories = AsyncTrajectories(self._session.transport)
+        """What agents did, with its judgements and groups."""
 
     @property
     def endpoint(self) -> str:
@@ -296,6 +281,34 @@ class AsyncSandboxClient:
             heartbeat_timeout: the timeout that it was created with; four heartbeats are sent within it.
         """
         self._session.heartbeats.add(sandbox.sandbox_id, seconds_of("heartbeat_timeout", heartbeat_timeout))
+
+    @with_options(TrajectoryOptions)
+    def record(
+        self,
+        task: Task | str | None = None,
+        *,
+        sandbox: AsyncSandbox | None = None,
+        **options: Unpack[TrajectoryOptions],
+    ) -> AsyncRecording:
+        """Keep a rollout as a trajectory, which is sealed at the end: COMPLETED, FAILED by an exception, ABORTED by a
+        cancellation or a failure of the platform.
+
+            async with client.record(task="django__django-11099", sandbox=sandbox) as trajectory:
+                trajectory.add({"role": "user", "content": "..."})
+
+        Args:
+            task: what it is an attempt at; a string is an instance's id.
+            sandbox: record this sandbox's commands too, as `attach` does.
+            options: see TrajectoryOptions: group_id, attempt, harness, model, tools, labels, ...
+
+        Raises, on entry:
+            AlreadyExists: the id is taken.
+            InvalidArgument: a value breaks a rule.
+
+        Raises, on exit:
+            RecordingIncomplete: some of it could not be stored.
+        """
+        return AsyncRecording(self._session, self.trajectories, task, options, sandbox)
 
     async def version(self) -> Version:
         """Which build answers, and for which tenant."""

@@ -20,7 +20,8 @@ from orchard.sandbox.v1 import sandbox_pb2
 E = TypeVar("E", bound=enum.StrEnum)
 
 
-def _time(message: Message, field: str) -> dt.datetime | None:
+def time_of(message: Message, field: str) -> dt.datetime | None:
+    """A timestamp of a message; None where it is not set."""
     if not message.HasField(field):
         return None
     value: timestamp_pb2.Timestamp = getattr(message, field)
@@ -38,7 +39,8 @@ def _name(enumeration: Any, number: int, prefix: str) -> str:
     return name.removeprefix(prefix)
 
 
-def _enum(kind: type[E], enumeration: Any, number: int, prefix: str) -> E:
+def enum_value(kind: type[E], enumeration: Any, number: int, prefix: str) -> E:
+    """The value of an enum's number; `unknown` for one that this SDK does not know yet."""
     name = _name(enumeration, number, prefix).lower()
     return kind(name) if name in kind._value2member_map_ else kind("unknown")
 
@@ -50,7 +52,7 @@ def sandbox_info(message: sandbox_pb2.Sandbox) -> types.SandboxInfo:
         sandbox_id=message.sandbox_id,
         uid=message.uid,
         tenant=message.tenant,
-        state=_enum(types.SandboxState, sandbox_pb2.SandboxState, message.state, "SANDBOX_STATE_"),
+        state=enum_value(types.SandboxState, sandbox_pb2.SandboxState, message.state, "SANDBOX_STATE_"),
         reason=_name(sandbox_pb2.SandboxReason, message.reason, "SANDBOX_REASON_"),
         message=message.message,
         image=spec.image,
@@ -62,17 +64,17 @@ def sandbox_info(message: sandbox_pb2.Sandbox) -> types.SandboxInfo:
         working_directory=spec.working_directory,
         user=spec.user,
         request_id=message.request_id,
-        create_time=_time(message, "create_time"),
-        ready_time=_time(message, "ready_time"),
-        end_time=_time(message, "end_time"),
-        expire_time=_time(message, "expire_time"),
+        create_time=time_of(message, "create_time"),
+        ready_time=time_of(message, "ready_time"),
+        end_time=time_of(message, "end_time"),
+        expire_time=time_of(message, "expire_time"),
     )
 
 
 @lru_cache(maxsize=64)
 def exec_end(number: int) -> types.ExecEnd:
     """How a command ended."""
-    return _enum(types.ExecEnd, exec_pb2.ExecEnd, number, "EXEC_END_")
+    return enum_value(types.ExecEnd, exec_pb2.ExecEnd, number, "EXEC_END_")
 
 
 def stream_name(number: int) -> str:
@@ -85,12 +87,12 @@ def exec_info(message: exec_pb2.Exec) -> types.ExecInfo:
     ended = message.state == exec_pb2.EXEC_STATE_ENDED
     return types.ExecInfo(
         exec_id=message.exec_id,
-        state=_enum(types.ExecState, exec_pb2.ExecState, message.state, "EXEC_STATE_"),
+        state=enum_value(types.ExecState, exec_pb2.ExecState, message.state, "EXEC_STATE_"),
         command=message.command,
         pid=message.pid,
         output_size=message.output_bytes,
-        create_time=_time(message, "create_time"),
-        start_time=_time(message, "start_time"),
+        create_time=time_of(message, "create_time"),
+        start_time=time_of(message, "start_time"),
         ended=exec_end(message.result.ended) if ended else None,
         exit_code=message.result.exit_code if ended else None,
     )
@@ -106,8 +108,8 @@ def exec_result(
         exit_code=message.exit_code if message.ended == exec_pb2.EXEC_END_EXITED else -1,
         signal=message.signal,
         message=message.message,
-        start_time=_time(message, "start_time"),
-        end_time=_time(message, "end_time"),
+        start_time=time_of(message, "start_time"),
+        end_time=time_of(message, "end_time"),
         user_cpu=duration_seconds(message.user_cpu),
         system_cpu=duration_seconds(message.system_cpu),
         peak_memory_bytes=message.peak_memory_bytes,
@@ -122,12 +124,12 @@ def file_info(message: file_pb2.FileInfo) -> types.FileInfo:
     """A directory entry."""
     return types.FileInfo(
         path=message.path,
-        type=_enum(types.FileType, file_pb2.FileType, message.type, "FILE_TYPE_"),
+        type=enum_value(types.FileType, file_pb2.FileType, message.type, "FILE_TYPE_"),
         size=message.size,
         mode=message.mode,
         uid=message.uid,
         gid=message.gid,
-        modify_time=_time(message, "modify_time"),
+        modify_time=time_of(message, "modify_time"),
         link_target=message.link_target,
         raw_path=message.raw_path or message.path.encode(),
     )
@@ -154,16 +156,16 @@ def api_key(message: admin_pb2.ApiKey) -> types.ApiKey:
         tenant=message.tenant,
         name=message.name,
         roles=tuple(_name(admin_pb2.Role, role, "ROLE_").lower() for role in message.roles),
-        create_time=_time(message, "create_time"),
-        expire_time=_time(message, "expire_time"),
-        revoke_time=_time(message, "revoke_time"),
+        create_time=time_of(message, "create_time"),
+        expire_time=time_of(message, "expire_time"),
+        revoke_time=time_of(message, "revoke_time"),
         scopes=tuple(message.scopes),
     )
 
 
 def image(message: admin_pb2.Image) -> types.Image:
     """An image."""
-    return types.Image(message.name, message.digest, message.size, _time(message, "import_time"))
+    return types.Image(message.name, message.digest, message.size, time_of(message, "import_time"))
 
 
 def usage(message: admin_pb2.Usage) -> types.Usage:

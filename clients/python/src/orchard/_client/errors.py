@@ -162,6 +162,48 @@ class SandboxStartFailed(OrchardError):
     default_reason = "START_FAILED"
 
 
+class TrajectoryNotFound(NotFound):
+    """No trajectory of this id."""
+
+    default_reason = "TRAJECTORY_NOT_FOUND"
+
+
+class TrajectorySealed(FailedPrecondition):
+    """The trajectory was sealed: nothing can be appended, and it cannot be sealed with another status."""
+
+    default_reason = "TRAJECTORY_SEALED"
+
+
+class Conflict(OrchardError):
+    """Somebody else was quicker; look before trying again."""
+
+    default_reason = "ABORTED"
+
+
+class WriterConflict(Conflict):
+    """Another writer has the trajectory; `open(trajectory_id, take_over=True)` writes in its place."""
+
+    default_reason = "WRITER_CONFLICT"
+
+
+class StepConflict(Conflict):
+    """Other steps are stored at these indices. `next_index` in the metadata is the first free one."""
+
+    default_reason = "STEP_CONFLICT"
+
+
+class RecordingIncomplete(OrchardError):
+    """Some of a recording could not be stored, `lost` steps of it; the trajectory is ABORTED where that could be told.
+    `__cause__` is why.
+    """
+
+    default_reason = "RECORDING_INCOMPLETE"
+
+    def __init__(self, message: str, *, lost: int = 0, **rest: Any) -> None:
+        super().__init__(message, **rest)
+        self.lost = lost
+
+
 class ExecExpired(FailedPrecondition):
     """The command ended so long ago that its result is no longer kept."""
 

@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -19,6 +20,7 @@ from orchard._client.options import Command
 from orchard._client.pool import Connection
 from orchard._client.status import CallFailed
 from orchard._client.text import Characters
+from orchard._client.trajectories.commands import ObservedCommand, Observers
 from orchard._client.transport import CALL_SECONDS, CallContext, Retry, Transport
 from orchard._client.types import ExecEnd, ExecResult, OutputChunk
 from orchard._client.units import duration
@@ -57,10 +59,15 @@ class Run:
     spec: exec_pb2.ExecSpec
     command: str
     context: CallContext
+    observers: Observers
     chunks: list[tuple[str, bytes]] = field(default_factory=list)
     offset: int = 0
     missing: int = 0
     result: ExecResult | None = None
+
+    def observing(self, *, background: bool = False) -> AbstractContextManager[ObservedCommand | None]:
+        """Around it, for those who observe the sandbox's commands."""
+        return self.observers.observing(self.sandbox_id, self.exec_id, self.spec, background=background)
 
     def start(self, wait_seconds: float) -> Awaitable[exec_service_pb2.StartExecResponse]:
         """Start it; repeats start nothing. With `wait_seconds` the answer has its end and output, if it comes in that

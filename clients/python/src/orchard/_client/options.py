@@ -138,7 +138,8 @@ def with_options(options: type) -> Callable[[F], F]:
     return decorate
 
 
-def _check_names(function: str, given: Mapping[str, Any], options: type) -> None:
+def check_names(function: str, given: Mapping[str, Any], options: type) -> None:
+    """Raise TypeError, as Python itself does, for a keyword that does not exist."""
     # The keys alone: resolving the hints would cost each command half a millisecond.
     for name in given:
         if name not in options.__annotations__:
@@ -152,7 +153,7 @@ def exec_spec(command: Command, options: ExecOptions, *, background: bool = Fals
         InvalidArgument: a value cannot be meant.
         TypeError: an option that does not exist.
     """
-    _check_names("start" if background else "exec", options, ExecOptions)
+    check_names("start" if background else "exec", options, ExecOptions)
     given: dict[str, Any] = {**(_START_DEFAULTS if background else _EXEC_DEFAULTS), **options}
     fields: dict[str, Any] = {}
     for name, value in given.items():
@@ -209,7 +210,7 @@ def sandbox_spec(image: str | None, options: CreateOptions) -> sandbox_pb2.Sandb
         InvalidArgument: a value cannot be meant.
         TypeError: an option that does not exist.
     """
-    _check_names("create", options, CreateOptions)
+    check_names("create", options, CreateOptions)
     spec = sandbox_pb2.SandboxSpec(
         image=image or "",
         env=_strings("env", options.get("env")),

@@ -22,6 +22,7 @@ from orchard.admin.v1 import (
 )
 from orchard.exec.v1 import exec_service_pb2_grpc, file_service_pb2_grpc
 from orchard.sandbox.v1 import sandbox_service_pb2_grpc
+from orchard.trajectory.v1 import group_service_pb2_grpc, trajectory_service_pb2_grpc
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -60,6 +61,8 @@ class Connection:
     usage: usage_service_pb2_grpc.UsageServiceAsyncStub
     audit: audit_service_pb2_grpc.AuditServiceAsyncStub
     version: version_service_pb2_grpc.VersionServiceAsyncStub
+    trajectory: trajectory_service_pb2_grpc.TrajectoryServiceAsyncStub
+    group: group_service_pb2_grpc.GroupServiceAsyncStub
     calls: int = 0
 
     def __enter__(self) -> Self:
@@ -92,6 +95,8 @@ def _connect(profile: Profile, credentials: Credentials | None) -> Connection:
         usage=usage_service_pb2_grpc.UsageServiceStub(any_channel),
         audit=audit_service_pb2_grpc.AuditServiceStub(any_channel),
         version=version_service_pb2_grpc.VersionServiceStub(any_channel),
+        trajectory=trajectory_service_pb2_grpc.TrajectoryServiceStub(any_channel),
+        group=group_service_pb2_grpc.GroupServiceStub(any_channel),
     )
 
 

@@ -51,17 +51,22 @@ class AsyncExecStream:
         run = self._run
         with run.transport.operation("exec", sandbox_id=run.sandbox_id, exec_id=run.exec_id) as operation:
             run.context = run.transport.context(operation)
-            try:
-                async with aclosing(run.follow(run.start_and_read)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
-            finally:
-                if run.result is None:
-                    await run.abandon()
-            result = run.ended()
-            if operation is not None:
-                operation.set(ended=str(result.ended), exit_code=result.exit_code, output_size=result.output_size)
-        raise_unless_result(result)
+            with run.observing() as observed:
+                try:
+                    async with aclosing(run.follow(run.start_and_read)) as chunks:
+                        async for chunk in chunks:
+                            if observed is not None:
+                                observed.saw(chunk.stream, chunk.data)
+                            yield chunk
+                finally:
+                    if run.result is None:
+                        await run.abandon()
+                result = run.ended()
+                if observed is not None:
+                    observed.result = result
+                if operation is not None:
+                    operation.set(ended=str(result.ended), exit_code=result.exit_code, output_size=result.output_size)
+                raise_unless_result(result)
 
 
 class AsyncProcess:
@@ -125,6 +130,7 @@ class AsyncProcess:
             self._run.spec,
             self._run.command,
             self._run.context,
+            self._run.observers,
             offset=offset,
         )
         async with aclosing(reader.follow(reader.read_output, follow=follow)) as chunks:

@@ -88,16 +88,19 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches):
         exec_id = options.get("exec_id") or new_exec_id()
         with self._transport.operation("exec", sandbox_id=self.sandbox_id, exec_id=exec_id) as operation:
             run = self._run(command, spec, exec_id, self._transport.context(operation))
-            try:
-                result = await run.finish()
-            except errors.CommandNotStarted:
-                raise
-            except BaseException:
-                await run.abandon()
-                raise
-            if operation is not None:
-                operation.set(ended=str(result.ended), exit_code=result.exit_code, output_bytes=result.output_size)
-        raise_unless_result(result)
+            with run.observing() as observed:
+                try:
+                    result = await run.finish()
+                except errors.CommandNotStarted:
+                    raise
+                except BaseException:
+                    await run.abandon()
+                    raise
+                if observed is not None:
+                    observed.result = result
+                if operation is not None:
+                    operation.set(ended=str(result.ended), exit_code=result.exit_code, output_bytes=result.output_size)
+                raise_unless_result(result)
         if check or (raise_on_timeout and result.timed_out):
             result.check()
         return result
@@ -120,11 +123,12 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches):
             CommandNotStarted: it could not start.
         """
         run = self._new_run(command, exec_spec(command, options, background=True), options)
-        try:
-            response = await run.start(0.0)
-        except asyncio.CancelledError:
-            await run.abandon()
-            raise
+        with run.observing(background=True):
+            try:
+                response = await run.start(0.0)
+            except asyncio.CancelledError:
+                await run.abandon()
+                raise
         return AsyncProcess(run, response.exec.pid)
 
     def process(self, exec_id: str) -> AsyncProcess:
@@ -135,8 +139,9 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches):
         return self._run(command, spec, options.get("exec_id") or new_exec_id(), self._transport.context())
 
     def _run(self, command: Command, spec: exec_pb2.ExecSpec, exec_id: str, context: CallContext) -> Run:
+        session, text = self._session, describe(command)
         return Run(
-            self._transport, self._session.background, self.sandbox_id, exec_id, spec, describe(command), context
+            self._transport, session.background, self.sandbox_id, exec_id, spec, text, context, session.observers
         )
 
     async def list_execs(self) -> list[ExecInfo]:

@@ -9,16 +9,21 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from orchard._client import errors
 from orchard._client.background import Background
 from orchard._client.cleanup import REGISTRY
 from orchard._client.leases import Heartbeats
 from orchard._client.profile import Profile
+from orchard._client.runtime import leak
 from orchard._client.tracing import Tracing
+from orchard._client.trajectories.commands import Observers
 from orchard._client.transport import Retry, Transport
 from orchard.sandbox.v1 import sandbox_service_pb2
+
+if TYPE_CHECKING:
+    from orchard._client.trajectories.recording import AsyncRecording
 
 _log: Final = logging.getLogger("orchard")
 _DELETES_AT_ONCE: Final = 64
@@ -35,6 +40,10 @@ class Session:
         self.heartbeats = Heartbeats(self.transport)
         self.tracked: dict[str, str] = {}
         """Id and uid (empty if not known yet) of sandboxes to delete when the client is closed."""
+        self.observers = Observers()
+        """Who looks at the commands of which sandbox."""
+        self.recordings: set[AsyncRecording] = set()
+        """Those that are not sealed yet."""
         self._pid = os.getpid()
         REGISTRY.add(self)
 
@@ -54,6 +63,8 @@ class Session:
     def after_fork(self) -> None:
         """In a forked child: the parent's sandboxes and background work stay the parent's."""
         self.tracked = {}
+        leak(self.recordings)
+        self.observers, self.recordings = Observers(), set()
         self.background.after_fork()
         self.heartbeats.after_fork()
 
@@ -91,9 +102,18 @@ class Session:
                 reason="DELETE_FAILED",
             ) from failed[0][1]
 
+    async def _abort_recordings(self) -> None:
+        """Recordings that nobody ended are of rollouts that did not come to their end."""
+        for recording in list(self.recordings):
+            try:
+                await recording.close("aborted", "the client was closed", seconds=_DRAIN_SECONDS)
+            except errors.OrchardError as error:
+                _log.warning("%s", error)
+
     async def close(self) -> None:
-        """Delete what is tracked, finish background work, close every connection."""
+        """Seal recordings, delete what is tracked, finish background work, close every connection."""
         try:
+            await self._abort_recordings()
             await self.background.drain(_DRAIN_SECONDS)
             await self.delete_tracked()
         finally:

@@ -17,6 +17,9 @@ from orchard._client.portal import Portal
 from orchard._client.sandbox import AsyncSandbox
 from orchard._client.sync_sandbox import Sandbox
 from orchard._client.tenants import Tenant
+from orchard._client.trajectories.options import TrajectoryOptions
+from orchard._client.trajectories.sync import Recording, Trajectories
+from orchard._client.trajectories.types import Task
 from orchard._client.types import (
     ApiKey,
     Image,
@@ -54,6 +57,8 @@ class SandboxClient:
         """Tenants and their quotas; needs the role admin."""
         self.images = Images(self._portal, self._client)
         """Images of a one-machine platform; needs the role admin."""
+        self.trajectories = Trajectories(self._portal, self._client.trajectories)
+        """What agents did, with its judgements and groups."""
         REGISTRY.add_client(self)
 
     @property
@@ -112,6 +117,18 @@ class SandboxClient:
             self._client.keep_alive(self._client.attach(sandbox.sandbox_id), heartbeat_timeout=heartbeat_timeout)
 
         self._portal.run(keep())
+
+    @with_options(TrajectoryOptions)
+    def record(
+        self, task: Task | str | None = None, *, sandbox: Sandbox | None = None, **options: Unpack[TrajectoryOptions]
+    ) -> Recording:
+        """Keep a rollout as a trajectory, which is sealed at the end. See AsyncSandboxClient.record.
+
+        with client.record(task="django__django-11099", sandbox=sandbox) as trajectory:
+            trajectory.add({"role": "user", "content": "..."})
+        """
+        attached = None if sandbox is None else sandbox.asynchronous
+        return Recording(self._portal, self._client.record(task, sandbox=attached, **options))
 
     def version(self) -> Version:
         """Which build answers, and for which tenant."""

@@ -115,6 +115,11 @@ class Sandbox:
         return self._sandbox.sandbox_id
 
     @property
+    def asynchronous(self) -> AsyncSandbox:
+        """The sandbox on the client's own event loop; for this package."""
+        return self._sandbox
+
+    @property
     def info(self) -> SandboxInfo:
         """What the platform said about it last; refresh() asks anew."""
         return self._sandbox.info

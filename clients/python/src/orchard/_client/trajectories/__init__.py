@@ -1,0 +1,1 @@
+"""Trajectories: what agents did, kept, read, judged and grouped."""

@@ -1,0 +1,178 @@
+"""A sandbox's commands as steps: each is a tool call, and its output the observation."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+from orchard._client.text import decode_in_order
+from orchard._client.trajectories import convert
+from orchard._client.trajectories.types import Role, Step, ToolCall
+from orchard._client.trajectories.writer import Prepared, prepared
+from orchard._client.types import ExecResult
+from orchard.exec.v1 import exec_pb2
+
+_log: Final = logging.getLogger("orchard")
+TOOL: Final = "exec"
+"""Name of the tool that a command is a call of."""
+OUTPUT_BYTES: Final = 8 << 20
+"""What is kept of an output at most."""
+_ARGUMENT_BYTES: Final = 256 << 10
+
+
+class Observer(Protocol):
+    """Told of each command that ended. It must not raise, and not wait."""
+
+    def ended(self, command: ObservedCommand) -> None:
+        """A command ended."""
+
+
+class ObservedCommand:
+    """A command on its way, for those who observe its sandbox."""
+
+    def __init__(self, exec_id: str, spec: exec_pb2.ExecSpec, *, background: bool = False) -> None:
+        self.exec_id = exec_id
+        self.spec = spec
+        self.background = background
+        self.start_time = convert.now()
+        self.result: ExecResult | None = None
+        self.error: BaseException | None = None
+        self.chunks: list[tuple[str, bytes]] = []
+        self.missing = 0
+        """Bytes of output beyond what is kept."""
+        self._kept = 0
+
+    def saw(self, stream: str, data: bytes) -> None:
+        """Keep a piece of its output, up to a bound."""
+        room = OUTPUT_BYTES - self._kept
+        if room < len(data):
+            self.missing += len(data) - max(0, room)
+            data = data[: max(0, room)]
+        if data:
+            self._kept += len(data)
+            self.chunks.append((stream, data))
+
+
+class Observers:
+    """Who observes which sandbox of a client."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, list[Observer]] = {}
+
+    def add(self, sandbox_id: str, observer: Observer) -> None:
+        """Tell it of the sandbox's commands."""
+        known = self._of.setdefault(sandbox_id, [])
+        if observer not in known:
+            known.append(observer)
+
+    def remove(self, sandbox_id: str, observer: Observer) -> None:
+        """Tell it no more."""
+        known = self._of.get(sandbox_id, [])
+        if observer in known:
+            known.remove(observer)
+        if not known:
+            self._of.pop(sandbox_id, None)
+
+    @contextmanager
+    def observing(
+        self, sandbox_id: str, exec_id: str, spec: exec_pb2.ExecSpec, *, background: bool = False
+    ) -> Iterator[ObservedCommand | None]:
+        """Around a command, whichever way it ends; None where nobody looks."""
+        if sandbox_id not in self._of:
+            yield None
+            return
+        command = ObservedCommand(exec_id, spec, background=background)
+        try:
+            yield command
+        except BaseException as error:
+            command.error = error
+            raise
+        finally:
+            for observer in list(self._of.get(sandbox_id, ())):
+                try:
+                    observer.ended(command)
+                except Exception as error:  # noqa: BLE001 (a recording never breaks a command)
+                    _log.warning("a command could not be recorded: %s", error)
+
+
+class CommandSteps:
+    """Makes steps of commands.
+
+    Args:
+        take: is given the two steps of each.
+    """
+
+    def __init__(self, take: Callable[[Sequence[Prepared]], None]) -> None:
+        self._take = take
+
+    def ended(self, command: ObservedCommand) -> None:
+        """See Observer."""
+        self._take([prepared(step) for step in steps_of(command)])
+
+
+def steps_of(command: ObservedCommand) -> tuple[Step, Step]:
+    """The call and the observation of a command."""
+    call = ToolCall(command.exec_id, TOOL, _arguments(command))
+    result = command.result
+    text, extra = _observation(command)
+    return (
+        Step(Role.ASSISTANT, tool_calls=(call,), time=command.start_time),
+        Step(
+            Role.TOOL,
+            text,
+            tool_call_id=command.exec_id,
+            name=TOOL,
+            time=convert.now(),
+            is_error=command.error is not None or (result is not None and not result.ok),
+            extra=extra,
+        ),
+    )
+
+
+def _arguments(command: ObservedCommand) -> str:
+    spec = command.spec
+    shown: Any = spec.shell if spec.WhichOneof("command") == "shell" else list(spec.argv.args)
+    arguments: dict[str, Any] = {"command": shown}
+    for name in ("cwd", "user"):
+        if getattr(spec, name):
+            arguments[name] = getattr(spec, name)
+    if spec.HasField("timeout"):
+        arguments["timeout"] = spec.timeout.seconds + spec.timeout.nanos / 1e9
+    if command.background:
+        arguments["background"] = True
+    text = json.dumps(arguments, ensure_ascii=False)
+    if len(text) > _ARGUMENT_BYTES // 4:
+        # A command of a megabyte: its begin says what it was.
+        whole = shown if isinstance(shown, str) else " ".join(shown)
+        arguments |= {"command": whole[: _ARGUMENT_BYTES // 16], "command_characters": len(whole)}
+        text = json.dumps(arguments, ensure_ascii=False)
+    return text
+
+
+def _observation(command: ObservedCommand) -> tuple[str, dict[str, Any]]:
+    result, error = command.result, command.error
+    chunks = command.chunks or ()
+    extra: dict[str, Any] = {}
+    if result is not None:
+        for name, data in () if command.chunks else result.chunks:
+            command.saw(name, data)
+        chunks = command.chunks
+        extra = {"ended": str(result.ended), "seconds": round(result.duration, 6), "output_bytes": result.output_size}
+        if result.exit_code >= 0:
+            extra["exit_code"] = result.exit_code
+        if result.signal:
+            extra["signal"] = result.signal
+    missing = command.missing + (result.dropped_bytes if result is not None else 0)
+    if missing:
+        extra["missing_bytes"] = missing
+    text = decode_in_order(chunks)
+    if command.background and result is None and error is None:
+        text = "started"
+    if error is not None:
+        named = getattr(error, "reason", "") or type(error).__name__
+        reason = named if isinstance(error, Exception) else "CANCELLED"
+        extra |= {"ended": extra.get("ended") or "unknown", "error": reason, "message": str(error)[:4096]}
+    return text, extra

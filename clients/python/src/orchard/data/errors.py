@@ -55,6 +55,10 @@ class DataError(OrchardError):
         self.fix = fix
 
 
+class NoExampleError(Exception):
+    """A trajectory gives no row; the message says why. Exports report it and go on."""
+
+
 class MissingExtraError(DataError):
     """A format needs a package that an extra of this distribution brings."""
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from orchard.data.codecs.base import Codec, Container
-from orchard.data.errors import DataError, Where
+from orchard.data.errors import DataError, MissingExtraError, Where
 from orchard.data.record import Record
 from orchard.data.report import Report
 
@@ -18,20 +18,38 @@ def codecs() -> Mapping[str, Codec]:
     """All formats by name."""
     from orchard.data.codecs import (
         atif,
+        groups,
         mini_swe_agent,
         native,
         openai,
         openhands,
+        public,
+        sft,
         swebench,
+        trainers,
+        value,
     )
 
     found = (
         native.CODEC,
         atif.CODEC,
+        public.SWE,
+        public.GUI,
         openai.CODEC,
         mini_swe_agent.CODEC,
         openhands.CODEC,
         swebench.CODEC,
+        sft.SFT,
+        sft.TURNS,
+        sft.RISES,
+        sft.TRL,
+        sft.TRL_TOKENS,
+        groups.GRPO,
+        groups.PREFERENCE,
+        value.CODEC,
+        trainers.SLIME,
+        trainers.VERL,
+        trainers.PRIME_RL,
     )
     return {codec.name: codec for codec in found}
 
@@ -77,6 +95,8 @@ def detect(path: Path) -> Codec:
 def _sniffs(one: Codec, path: Path) -> bool:
     try:
         return one.sniff is None or one.sniff(path)
+    except MissingExtraError:
+        raise
     except (DataError, OSError):
         return False
 

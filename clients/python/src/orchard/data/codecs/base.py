@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from orchard.data.errors import NoExampleError
 from orchard.data.record import Record
 from orchard.data.report import Report
 
@@ -66,6 +67,9 @@ class ExportOptions:
     """How an export is made.
 
     Attributes:
+        loss: which actions have loss: "resolved" those of successes and of what nothing judged, "rises" those of
+            successes and, of failures, those that raised the value, "all" every one, whatever the outcome.
+        reward: name of the reward that groups are trained on; whether an attempt is a success goes by its outcome.
         max_tokens: longest example, in tokens; None: any.
         truncate: what happens to a longer one: "drop" leaves it out, "left" cuts messages off its beginning.
         counter: counts tokens where a trajectory does not know them; None: the stated estimate.
@@ -74,6 +78,8 @@ class ExportOptions:
         files: folder beside the output for bodies.
     """
 
+    loss: str = "resolved"
+    reward: str = "outcome"
     max_tokens: int | None = None
     truncate: str = "drop"
     counter: TokenCounter | None = None
@@ -89,11 +95,13 @@ class Group:
     Attributes:
         key: their group, or dataset and instance where they have none.
         number: of the group in this export, from 0.
+        first: members of the groups before it.
         members: the attempts.
     """
 
     key: str
     number: int
+    first: int
     members: Sequence[Record]
 
 
@@ -136,6 +144,18 @@ class Codec:
     def writes(self) -> bool:
         """Whether it can be exported."""
         return self.rows is not None or self.group_rows is not None
+
+
+def rows_of(codec: Codec, unit: Record | Group, options: ExportOptions, report: Report) -> list[Row]:
+    """All rows of a trajectory or a group; none, with the reason in the report, where it gives none."""
+    name = unit.id if isinstance(unit, Record) else unit.key
+    try:
+        if isinstance(unit, Group):
+            return list(codec.group_rows(unit, options, report)) if codec.group_rows else []
+        return list(codec.rows(unit, options, report)) if codec.rows else []
+    except NoExampleError as error:
+        report.left_out(name, str(error))
+        return []
 
 
 EVERYTHING: Final = frozenset(Carries) - {Carries.LOSS, Carries.ADVANTAGES}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from orchard.data.errors import NoExampleError
 from orchard.data.record import Record, is_message, parent_of
 from orchard.rewards.credit import interpolate_values, rise_segments, unresolved_mask
 from orchard.trajectory.v1 import trajectory_pb2 as pb
@@ -37,10 +38,6 @@ class Conversation:
     def trained(self) -> tuple[int, ...]:
         """Indices of the steps that have loss."""
         return tuple(step for step, loss in zip(self.path, self.loss, strict=True) if loss)
-
-
-class NoExampleError(Exception):
-    """A trajectory gives no example; the message says why."""
 
 
 def conversations(record: Record) -> list[Conversation]:

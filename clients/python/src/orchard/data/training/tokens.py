@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from orchard.data.errors import NoExampleError
 from orchard.data.record import Record
-from orchard.data.training.conversations import Conversation, NoExampleError
+from orchard.data.training.conversations import Conversation
 from orchard.trajectory.v1 import trajectory_pb2 as pb
 
 

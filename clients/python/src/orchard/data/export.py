@@ -1,0 +1,317 @@
+"""Exports that survive being broken off: whole rows in a partial file, a cursor beside it, one rename at the end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from orchard.data.codecs.base import Codec, Container, ExportOptions, Group, Row, rows_of
+from orchard.data.errors import DataError, Where
+from orchard.data.nodes import compact
+from orchard.data.record import Record
+from orchard.data.registry import container_of
+from orchard.data.report import Loss, Report
+from orchard.data.sources import Source
+from orchard.data.training.groups import grouped
+
+_CHECKPOINT_UNITS: Final = 500
+_CHECKPOINT_BYTES: Final = 64 << 20
+"""How much work is done again at most where an export is broken off."""
+
+Progress = Callable[[int, int], None]
+"""Called with trajectories done and rows written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A finished export.
+
+    Attributes:
+        output: where it is.
+        records: trajectories (or groups) that were read.
+        rows: that were written.
+        losses: what could not be carried and what was left out.
+        sha256: of the file; of a folder, over the names and hashes of its files.
+        resumed: how many trajectories (or groups) had been done before.
+    """
+
+    output: Path
+    records: int
+    rows: int
+    losses: tuple[Loss, ...]
+    sha256: str
+    resumed: int
+
+
+def export(  # noqa: PLR0917 (all but the first three are options)
+    source: Source,
+    codec: Codec,
+    output: Path,
+    options: ExportOptions | None = None,
+    overwrite: bool = False,
+    restart: bool = False,
+    progress: Progress | None = None,
+) -> Exported:
+    """Write the trajectories of a source in a format.
+
+    The output appears under its name when it is whole. Until then `NAME.partial` has only whole rows, and
+    `NAME.cursor` says how far it has come; the same call goes on from there.
+
+    Args:
+        source: what to write.
+        codec: the format.
+        output: a file, or a folder, as the format allows.
+        options: how.
+        overwrite: replace an output that is there.
+        restart: begin again where an earlier export was broken off.
+        progress: called as it goes on.
+
+    Raises:
+        DataError: the format is not written into such a file, the output is there, or a broken-off export was another.
+    """
+    container = container_of(codec, output)
+    if output.exists() and not overwrite:
+        raise DataError("is there already", where=Where(str(output)), fix="choose another name, or overwrite it")
+    given = options or ExportOptions()
+    chosen = _with_files(given, container, output)
+    job = _Job(source, codec, container, output, chosen)
+    job.prepare(restart=restart)
+    job.run(progress)
+    return job.finish()
+
+
+def _with_files(options: ExportOptions, container: Container, output: Path) -> ExportOptions:
+    return replace(options, files="files" if container is Container.FOLDER else f"{output.stem}.files")
+
+
+class _Job:
+    """One export."""
+
+    def __init__(
+        self, source: Source, codec: Codec, container: Container, output: Path, options: ExportOptions
+    ) -> None:
+        self.source = source
+        self.codec = codec
+        self.container = container
+        self.output = output
+        self.options = options
+        self.partial = output.with_name(output.name + ".partial")
+        self.cursor = output.with_name(output.name + ".cursor")
+        self.report = Report()
+        self.job = self._job()
+        self.place = ""
+        self.size = 0
+        self.resumed = 0
+
+    # Going on from where it was broken off.
+
+    def prepare(self, *, restart: bool) -> None:
+        """Take up a broken-off export, or begin."""
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        if restart:
+            self._forget()
+        state = self._state()
+        if state is None:
+            self._forget()
+            if self.container is Container.FOLDER:
+                self.partial.mkdir()
+            else:
+                self.partial.touch()
+            self._save()
+            return
+        if state["job"] != self.job:
+            raise DataError(
+                "an export of other trajectories, or in another way, was broken off here",
+                where=Where(str(self.cursor)),
+                fix="repeat it as it was, or restart",
+            )
+        self.place, self.size = state["place"], state["size"]
+        self.report.restore(state["records"], state["rows"], [Loss(**loss) for loss in state["losses"]])
+        self.resumed = self.report.records
+        if self.container is not Container.FOLDER:
+            os.truncate(self.partial, self.size)
+
+    def _state(self) -> dict[str, Any] | None:
+        if not self.cursor.is_file() or not self.partial.exists():
+            return None
+        try:
+            found = json.loads(self.cursor.read_bytes())
+        except ValueError:
+            return None
+        return found if isinstance(found, dict) else None
+
+    def _forget(self) -> None:
+        self.cursor.unlink(missing_ok=True)
+        if self.partial.is_dir():
+            shutil.rmtree(self.partial)
+        else:
+            self.partial.unlink(missing_ok=True)
+
+    def _job(self) -> str:
+        """A hash of all that decides what the rows are."""
+        options = asdict(self.options) | {"counter": getattr(self.options.counter, "name", "")}
+        text = compact([self.codec.name, self.container.value, options, self.source.identity])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _save(self) -> None:
+        state = {
+            "job": self.job,
+            "place": self.place,
+            "size": self.size,
+            "records": self.report.records,
+            "rows": self.report.rows,
+            "losses": [asdict(loss) for loss in self.report.losses],
+        }
+        write_whole(self.cursor, json.dumps(state).encode())
+
+    # Writing.
+
+    def run(self, progress: Progress | None) -> None:
+        """Write what is left."""
+        if self.container is Container.FOLDER:
+            self._run(_FolderSink(self.partial), progress)
+        else:
+            with self.partial.open("ab") as file:
+                self._run(_LineSink(file, self.output.parent), progress)
+
+    def _run(self, sink: _LineSink | _FolderSink, progress: Progress | None) -> None:
+        since_units, since_bytes = 0, self.size
+        for unit, place in self._units():
+            for row in rows_of(self.codec, unit, self.options, self.report):
+                self.size += sink.write(row)
+                self.report.rows += 1
+            self.report.records += 1
+            self.place = place
+            since_units += 1
+            if since_units >= _CHECKPOINT_UNITS or self.size - since_bytes >= _CHECKPOINT_BYTES:
+                sink.flush()
+                self._save()
+                since_units, since_bytes = 0, self.size
+            if progress is not None:
+                progress(self.report.records, self.report.rows)
+        sink.flush()
+        self._save()
+
+    def _units(self) -> Iterator[tuple[Record | Group, str]]:
+        if self.codec.rows is not None:
+            yield from self.source.records(self.place)
+            return
+        # Groups are made anew from the beginning; those that were written are passed over.
+        records = (record for record, _ in self.source.records())
+        first = not self.resumed
+        for group in grouped(self.source.headers(), records, self._alone if first else None):
+            if group.number >= self.resumed:
+                yield group, ""
+
+    def _alone(self, record: Record) -> None:
+        self.report.left_out(record.id, "it names neither a group nor an instance")
+
+    def finish(self) -> Exported:
+        """Give the output its name."""
+        made = self.partial
+        if self.container is Container.PARQUET:
+            made = self.output.with_name(self.output.name + ".tmp")
+            from orchard.data.parquet import write_parquet
+
+            assert self.codec.schema is not None  # noqa: S101 (a codec that is written into Parquet has one)
+            write_parquet(self.partial, made, self.codec.schema())
+        elif self.container is Container.JSON:
+            made = self.output.with_name(self.output.name + ".tmp")
+            _write_array(self.partial, made)
+        if self.output.is_dir():
+            shutil.rmtree(self.output)
+        made.replace(self.output)
+        _sync_folder(self.output.parent)
+        self._forget()
+        report = self.report
+        digest = hash_of_path(self.output)
+        return Exported(self.output, report.records, report.rows, report.losses, digest, self.resumed)
+
+
+class _LineSink:
+    """Rows as lines; their files beside the output."""
+
+    def __init__(self, file: BinaryIO, folder: Path) -> None:
+        self._file = file
+        self._folder = folder
+
+    def write(self, row: Row) -> int:
+        """Write a row; returns its bytes."""
+        _write_files(self._folder, row.files)
+        return self._file.write(compact(row.value).encode() + b"\n")
+
+    def flush(self) -> None:
+        """What was written is on the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+class _FolderSink:
+    """A file for each row."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, row: Row) -> int:
+        """Write a row; returns its bytes."""
+        _write_files(self._folder, row.files)
+        data = json.dumps(row.value, ensure_ascii=False, indent=1, allow_nan=False).encode() + b"\n"
+        write_whole(self._folder / f"{row.name}.json", data)
+        return len(data)
+
+    def flush(self) -> None:
+        """The folder's names are on the disk; so is each file."""
+        _sync_folder(self._folder)
+
+
+def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, data in files.items():
+        path = folder / name
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, data)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that is there whole, or not at all."""
+    made = path.with_name(path.name + ".tmp")
+    with made.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    made.replace(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_array(lines: Path, output: Path) -> None:
+    """Lines of JSON as one array."""
+    with lines.open("rb") as file, output.open("wb") as made:
+        made.write(b"[")
+        for number, line in enumerate(file):
+            made.write((b",\n" if number else b"\n") + line.rstrip(b"\n"))
+        made.write(b"\n]\n")
+        made.flush()
+        os.fsync(made.fileno())
+
+
+def hash_of_path(path: Path) -> str:
+    """SHA-256 of a file; of a folder, over the names and hashes of its files."""
+    if not path.is_dir():
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    files: Iterable[Path] = sorted(one for one in path.rglob("*") if one.is_file())
+    lines = [f"{hash_of_path(one)}  {one.relative_to(path).as_posix()}\n" for one in files]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()

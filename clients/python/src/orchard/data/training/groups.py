@@ -1,0 +1,135 @@
+"""Groups of attempts at one prompt: who is in one, who counts, and with which advantage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from orchard.data.codecs.base import ExportOptions, Group
+from orchard.data.errors import DataError
+from orchard.data.record import Record, score_of
+from orchard.rewards.groups import Advantages, dynamic_sampling, grpo_advantages
+from orchard.rewards.scores import Abstained, Excluded, Score, Scored
+from orchard.trajectory.v1 import trajectory_pb2 as pb
+
+RECIPES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "swe": {"advantage": "grpo", "needs_positive": True},
+    "gui": {
+        "advantage": "grpo",
+        "needs_positive": False,
+        "clip_low": 0.2,
+        "clip_high": 0.28,
+        "length_normalisation": False,
+        "step_budgets": [15, 30],
+    },
+    "claw": {
+        "advantage": "grpo",
+        "needs_positive": False,
+        "group_size": 8,
+        "step_limit": None,
+        "wall_clock_seconds": 600,
+    },
+}
+"""Settings of the paper's trainings; they are the trainer's to apply, and stated beside its data."""
+_MOST_HELD: Final = 4 << 30
+"""Bytes of steps in groups that are not whole yet."""
+
+
+def key_of(trajectory: pb.Trajectory) -> str:
+    """The group of a trajectory; where it names none, its dataset and instance; empty without those."""
+    if trajectory.group_id:
+        return trajectory.group_id
+    task = trajectory.task
+    return f"{task.dataset}/{task.instance_id}" if task.instance_id else ""
+
+
+def grouped(
+    headers: Iterable[pb.Trajectory], records: Iterable[Record], alone: Callable[[Record], None] | None = None
+) -> Iterator[Group]:
+    """Groups, each as soon as its last member came.
+
+    Args:
+        headers: of the same trajectories as `records`, so that it is known how many each group has.
+        records: the trajectories.
+        alone: told of those that have no group.
+
+    Raises:
+        DataError: more is held in groups that are not whole than memory should hold.
+    """
+    counts = Counter(key for header in headers if (key := key_of(header)))
+    waiting: dict[str, list[Record]] = {}
+    held = number = first = 0
+    for record in records:
+        key = key_of(record.trajectory)
+        if not key:
+            if alone is not None:
+                alone(record)
+            continue
+        members = waiting.setdefault(key, [])
+        members.append(record)
+        held += _size(record)
+        if len(members) == counts[key]:
+            del waiting[key]
+            held -= sum(map(_size, members))
+            members.sort(key=lambda member: (member.trajectory.attempt, member.id))
+            yield Group(key, number, first, members)
+            number, first = number + 1, first + len(members)
+        if held > _MOST_HELD:
+            raise DataError(
+                f"{len(waiting)} groups are not whole and hold more than {_MOST_HELD >> 30} GiB",
+                fix="order the trajectories by group, or export fewer at once",
+            )
+
+
+def _size(record: Record) -> int:
+    return sum(step.ByteSize() for step in record.steps)
+
+
+def score_in_group(record: Record, options: ExportOptions) -> Score:
+    """What an attempt is trained on; without a number it leaves the group."""
+    if record.trajectory.status in {pb.TRAJECTORY_STATUS_ABORTED, pb.TRAJECTORY_STATUS_OPEN}:
+        return Excluded(record.trajectory.status_message or "it was aborted or is still open")
+    outcome = record.score
+    if isinstance(outcome, (Excluded, Abstained)):
+        return outcome
+    if options.reward == "outcome":
+        return outcome or Excluded("nothing judged it")
+    found = next((reward for reward in record.trajectory.rewards if reward.name == options.reward), None)
+    return score_of(found) if found else Excluded(f"it has no reward {options.reward!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A group with its scores.
+
+    Attributes:
+        scores: of the members, in their order.
+        advantages: of the members; see `grpo_advantages`.
+        reason: why dynamic sampling drops the group; empty: it keeps it.
+    """
+
+    scores: tuple[Score, ...]
+    advantages: Advantages
+    reason: str
+
+    def value(self, member: int) -> float | None:
+        """The reward of a member; None where it has none."""
+        score = self.scores[member]
+        return score.value if isinstance(score, Scored) else None
+
+
+def judge(group: Group, options: ExportOptions) -> Judged:
+    """Scores, advantages and verdict of a group.
+
+    Raises:
+        DataError: there is no such recipe.
+    """
+    recipe = RECIPES.get(options.recipe)
+    if recipe is None:
+        raise DataError(f"there is no recipe {options.recipe!r}", fix=f"use one of {', '.join(RECIPES)}")
+    scores = tuple(score_in_group(member, options) for member in group.members)
+    positive = [bool(member.resolved) for member in group.members] if recipe["needs_positive"] else None
+    verdict = dynamic_sampling(scores, positive=positive)
+    return Judged(scores, grpo_advantages(scores), "" if verdict.keep else verdict.reason)

@@ -25,6 +25,13 @@ def up(  # noqa: PLR0917 (options of the command line)
         typer.Option(help="Port of the endpoint on 127.0.0.1; 0 takes a free one. Default: 7411.", min=0, max=65535),
     ] = None,
     listen: Annotated[str | None, typer.Option(help="host:port of the endpoint, instead of --port.")] = None,
+    runtime: Annotated[
+        Literal["process", "docker"] | None,
+        typer.Option(
+            help="What sandboxes are: processes in namespaces of their own, or containers of the Docker engine that "
+            "DOCKER_HOST names. Default: $ORCHARD_RUNTIME, else process."
+        ),
+    ] = None,
     log_format: Annotated[Literal["text", "json"], typer.Option(help="How log lines look.")] = "text",
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], typer.Option(help="Least level of the services' lines.")
@@ -58,6 +65,7 @@ def up(  # noqa: PLR0917 (options of the command line)
         subreaper=True,
         log_format=log_format,
         log_level=log_level,
+        environment={**os.environ, **({"ORCHARD_RUNTIME": runtime} if runtime else {})},
     )
     raise typer.Exit(run_platform(options, ready_fd=ready_fd, lifeline_fd=lifeline_fd))
 
@@ -72,14 +80,23 @@ def demo(
     running: Annotated[
         bool, typer.Option("--running", help="Use the platform that runs already instead of one of its own.")
     ] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for the data sets. Default: build/demo.", file_okay=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
 ) -> None:
     """Evaluate candidate patches on software-engineering tasks, each in its own sandbox, all in parallel.
 
-    Ends with a table of verdicts, and with exit code 1 if one of them is not the expected one.
+    Each run is kept as a trajectory with its reward, those of a task as a group, and both are exported. Ends with a
+    table of verdicts, and with exit code 1 if one of them is not the expected one.
     """
-    from services.local.demo.run import DEFAULT_TASKS, DemoOptions, run
+    from services.local.demo.run import DEFAULT_OUTPUT, DEFAULT_TASKS, DemoOptions, run
 
-    raise typer.Exit(
-        run(DemoOptions(tasks=tasks or DEFAULT_TASKS, only=frozenset(only or ()), running=running, as_json=as_json))
+    options = DemoOptions(
+        tasks=tasks or DEFAULT_TASKS,
+        only=frozenset(only or ()),
+        running=running,
+        as_json=as_json,
+        output=output or DEFAULT_OUTPUT,
     )
+    raise typer.Exit(run(options))

@@ -1,16 +1,22 @@
 """`orchard demo` as a user runs it, on some of its tasks; all of them take most of a minute."""
 
+import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import orchard
 import pytest
 
+from services.local.demo.evaluate import Outcome
+from services.local.demo.rollouts import Rollouts
+from services.local.demo.tasks import load_tasks
 from tests.support.platform import ROOT, PlatformProcess, processes_naming, wait_until
 
 BACKSTOP = 60
@@ -28,7 +34,8 @@ def demo(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_verdict_is_the_expected_one_and_nothing_is_left(tmp_path: Path) -> None:
-    done = demo(tmp_path, "--json", *TASKS)
+    folder = tmp_path / "sets"
+    done = demo(tmp_path, "--json", "--output", str(folder), *TASKS)
     assert done.returncode == 0, done.stderr
     verdicts = json.loads(done.stdout)
     assert {one["task"] for one in verdicts} == set(TASKS)
@@ -36,6 +43,33 @@ def test_every_verdict_is_the_expected_one_and_nothing_is_left(tmp_path: Path) -
     assert all(one["verdict"] == one["expected"] for one in verdicts)
     assert processes_naming(str(tmp_path)) == []
     assert list(tmp_path.glob("orchard-demo-*")) == []
+    assert str(folder) in done.stderr
+    check_data_sets(folder, verdicts)
+
+
+def check_data_sets(folder: Path, verdicts: list[dict[str, Any]]) -> None:
+    """Every run is kept with its reward, and what was learnt of it is what the verdicts say."""
+    rewards = {task: [float(one["verdict"] == "resolved") for one in verdicts if one["task"] == task] for task in TASKS}
+    groups = {one["instance_id"]: one for one in map(json.loads, (folder / "groups.jsonl").read_text().splitlines())}
+    assert groups.keys() == set(TASKS)
+    for task, expected in rewards.items():
+        members = groups[task]["members"]
+        assert [member["reward"] for member in members] == expected
+        assert all(member["trainable"] for member in members)
+        # A resolved one is better than the mean, and the advantages of a group cancel out.
+        assert all((member["advantage"] > 0) == (member["reward"] == 1) for member in members)
+        assert sum(member["advantage"] for member in members) == pytest.approx(0)
+        assert groups[task]["keep"]
+    lines = (folder / "conversations.jsonl").read_text().splitlines()
+    conversations = [json.loads(line) for line in lines]
+    assert len(conversations) == sum(sum(expected) for expected in rewards.values())
+    for one in conversations:
+        assert one["reward"] == 1.0
+        roles = [message["role"] for message in one["messages"]]
+        assert roles == ["user", "assistant", "tool", "assistant", "tool"]
+        calls = [call["function"]["name"] for message in one["messages"] for call in message.get("tool_calls", ())]
+        assert calls == ["apply_patch", "exec"]
+        assert "OK" in one["messages"][-1]["content"]
 
 
 @pytest.mark.parametrize("presses", [1, 2])
@@ -43,7 +77,7 @@ def test_ctrl_c_among_its_sandboxes_leaves_nothing(tmp_path: Path, presses: int)
     said = tmp_path / "output"
     with said.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "services.local", "demo", *TASKS],
+            [sys.executable, "-m", "services.local", "demo", "--output", str(tmp_path / "sets"), *TASKS],
             cwd=ROOT,
             env=environment_in(tmp_path),
             stdout=output,
@@ -83,7 +117,7 @@ def test_an_unexpected_verdict_fails(tmp_path: Path) -> None:
     only = [one for one in json.loads(candidates.read_text()) if one["name"] == "none"]
     only[0]["expected"] = "resolved"
     candidates.write_text(json.dumps(only))
-    done = demo(tmp_path, "--tasks", str(tasks))
+    done = demo(tmp_path, "--tasks", str(tasks), "--output", str(tmp_path / "sets"))
     assert done.returncode == 1
     assert "expected resolved" in done.stderr
 
@@ -91,12 +125,40 @@ def test_an_unexpected_verdict_fails(tmp_path: Path) -> None:
 def test_an_error_of_the_platform_is_no_verdict(tmp_path: Path) -> None:
     """A platform that is not there: an error, never "unresolved"."""
     environment = {"ORCHARD_ENDPOINT": "127.0.0.1:1", "ORCHARD_API_KEY": "ork_0_0"}
-    command = [sys.executable, "-m", "services.local", "demo", "--running", "--json", TASKS[0]]
+    sets = tmp_path / "sets"
+    command = [sys.executable, "-m", "services.local", "demo", "--running", "--json", "--output", str(sets), TASKS[0]]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=110
     )
     assert done.returncode == 1
     assert {one["verdict"] for one in json.loads(done.stdout)} == {"error"}
+    assert "no data sets" in done.stderr
+    assert not sets.exists()
+
+
+async def test_what_the_platform_did_to_a_candidate_is_excluded_and_never_0(platform: PlatformProcess) -> None:
+    (task,) = load_tasks(ROOT / "examples" / "tasks", frozenset(TASKS[:1]))
+    client = orchard.AsyncSandboxClient(platform.endpoint, api_key=platform.api_key)
+    async with client:
+        rollouts = Rollouts(client, f"demo-{secrets.token_hex(4)}")
+        await rollouts.begin([task])
+        for number, candidate in enumerate(task.candidates):
+            recording = rollouts.record(task, candidate, "sandbox")
+            verdict, detail = ("error", "SandboxLost: gone") if number == 0 else (candidate.expected, "")
+            with contextlib.suppress(orchard.SandboxLost):
+                async with recording:
+                    if number == 0:
+                        raise orchard.SandboxLost("gone")
+            await rollouts.ended(Outcome(task, candidate, verdict, None, detail, 0.0), recording.trajectory_id)
+        assert rollouts.problem is None
+        group = await client.trajectories.groups.get(rollouts.group_of(task))
+        excluded, *scored = group.members
+        assert (excluded.sample.reward, excluded.trainable, excluded.advantage) == (None, False, 0)
+        assert excluded.sample.reason == "SandboxLost: gone"
+        assert all(member.trainable for member in scored)
+        info = await client.trajectories.get(excluded.sample.trajectory_id)
+        assert info.outcome is not None
+        assert (info.status, info.outcome.state) == (orchard.TrajectoryStatus.ABORTED, orchard.RewardState.EXCLUDED)
 
 
 def test_an_unknown_task_is_named(tmp_path: Path) -> None:

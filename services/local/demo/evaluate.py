@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Final
 import orchard
 from orchard.rewards.swe import judge_tests, parse_unittest
 
+from services.local.demo.rollouts import Rollouts, applied, opening
 from services.local.demo.tasks import Candidate, Task, Verdict
 
 _REPOSITORY: Final = "/testbed"
@@ -20,6 +22,9 @@ _NO_PATCH: Final = frozenset({"PATCH_MALFORMED", "PATCH_PATH_ESCAPES"})
 
 Progress = Callable[[str], None]
 """Told what is going on, in a few words."""
+Judged = tuple[Verdict, tuple[int, int] | None, str]
+"""A verdict, the passed and wanted tests, and a line for people."""
+_NOTHING: Final[Judged] = ("error", None, "it was not judged")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,29 +51,53 @@ class Outcome:
         return self.verdict == self.candidate.expected
 
 
-async def evaluate(
-    client: orchard.AsyncSandboxClient, task: Task, repository: Path, candidate: Candidate, progress: Progress
+async def evaluate(  # noqa: PLR0917
+    client: orchard.AsyncSandboxClient,
+    rollouts: Rollouts,
+    task: Task,
+    repository: Path,
+    candidate: Candidate,
+    progress: Progress,
 ) -> Outcome:
-    """Judge one candidate. An error of the platform is an outcome of its own, never "unresolved"."""
+    """Judge one candidate and keep its run. An error of the platform is an outcome of its own, never "unresolved"."""
     started = time.monotonic()
+    sandbox_id = f"demo-{secrets.token_hex(8)}"
+    trajectory_id = ""
+    judged: Judged | None = None
     try:
-        verdict, tests, detail = await _judge(client, task, repository, candidate, progress)
+        async with rollouts.record(task, candidate, sandbox_id) as trajectory:
+            trajectory_id = trajectory.trajectory_id
+            judged = await _judge(client, trajectory, task, repository, candidate, sandbox_id, progress)
+    except orchard.RecordingIncomplete as error:
+        # The verdict stands: only the record of it is not whole.
+        rollouts.problem = error
     except orchard.OrchardError as error:
-        verdict, tests, detail = "error", None, f"{type(error).__name__}: {error}"
-    return Outcome(task, candidate, verdict, tests, detail, time.monotonic() - started)
+        judged = ("error", None, f"{type(error).__name__}: {error}")
+    outcome = Outcome(task, candidate, *(judged or _NOTHING), time.monotonic() - started)
+    await rollouts.ended(outcome, trajectory_id)
+    return outcome
 
 
-async def _judge(
-    client: orchard.AsyncSandboxClient, task: Task, repository: Path, candidate: Candidate, progress: Progress
-) -> tuple[Verdict, tuple[int, int] | None, str]:
+async def _judge(  # noqa: PLR0917
+    client: orchard.AsyncSandboxClient,
+    trajectory: orchard.AsyncRecording,
+    task: Task,
+    repository: Path,
+    candidate: Candidate,
+    sandbox_id: str,
+    progress: Progress,
+) -> Judged:
     progress("waiting for a sandbox")
     labels = {"demo": task.instance_id, "candidate": candidate.name}
-    async with await client.create(labels=labels, ttl=_LIFE_SECONDS) as sandbox:
+    trajectory.add(*opening(task, candidate))
+    async with await client.create(sandbox_id=sandbox_id, labels=labels, ttl=_LIFE_SECONDS) as sandbox:
+        trajectory.attach(sandbox)
         progress("uploading the repository")
         await sandbox.upload(repository, _REPOSITORY)
         if candidate.patch is not None:
             progress("applying the candidate")
             problem = await _apply(sandbox, candidate.patch)
+            trajectory.add(applied(problem))
             if problem:
                 return "patch_failed", None, problem
         progress("applying the test patch")
@@ -101,9 +130,7 @@ async def _restore_tests(sandbox: orchard.AsyncSandbox, task: Task, repository: 
             await sandbox.remove(f"{_REPOSITORY}/{name}", missing_ok=True)
 
 
-async def _run_tests(
-    sandbox: orchard.AsyncSandbox, task: Task, progress: Progress
-) -> tuple[Verdict, tuple[int, int] | None, str]:
+async def _run_tests(sandbox: orchard.AsyncSandbox, task: Task, progress: Progress) -> Judged:
     log: list[str] = []
     wanted = len(task.fail_to_pass) + len(task.pass_to_pass)
     stream = sandbox.exec_stream(

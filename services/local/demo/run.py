@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -19,11 +20,14 @@ from typing import Any, Final
 import orchard
 from rich.console import Console
 
+from services.local.demo.datasets import write_datasets
 from services.local.demo.evaluate import Outcome, evaluate
 from services.local.demo.interrupts import Interrupts
+from services.local.demo.rollouts import Rollouts
 from services.local.demo.screen import Screen, show_table
 from services.local.demo.tasks import Task, TaskError, load_tasks
 
+DEFAULT_OUTPUT: Final = Path(__file__).parents[3] / "build" / "demo"
 DEFAULT_TASKS: Final = Path(__file__).parents[3] / "examples" / "tasks"
 _START_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 60.0
@@ -40,12 +44,14 @@ class DemoOptions:
         only: ids of the tasks to take; empty: all.
         running: use the platform that the connection profile or the environment names instead of one of its own.
         as_json: print one JSON document instead of a table.
+        output: folder for the data sets that the runs give.
     """
 
     tasks: Path
     only: frozenset[str]
     running: bool
     as_json: bool
+    output: Path
 
 
 class PlatformStartError(Exception):
@@ -80,10 +86,10 @@ def _evaluate(options: DemoOptions, interrupts: Interrupts, console: Console) ->
     with tempfile.TemporaryDirectory(prefix="orchard-demo-") as folder:
         repositories = _build(tasks, Path(folder), interrupts, console)
         if options.running:
-            return interrupts.run(_evaluate_all(orchard.AsyncSandboxClient(), tasks, repositories, console))
+            return interrupts.run(_evaluate_all(orchard.AsyncSandboxClient(), tasks, repositories, options, console))
         with _own_platform(interrupts, console) as (endpoint, api_key):
             client = orchard.AsyncSandboxClient(endpoint=endpoint, api_key=api_key)
-            return interrupts.run(_evaluate_all(client, tasks, repositories, console))
+            return interrupts.run(_evaluate_all(client, tasks, repositories, options, console))
 
 
 def _build(tasks: Sequence[Task], folder: Path, interrupts: Interrupts, console: Console) -> dict[str, Path]:
@@ -96,17 +102,23 @@ def _build(tasks: Sequence[Task], folder: Path, interrupts: Interrupts, console:
 
 
 async def _evaluate_all(
-    client: orchard.AsyncSandboxClient, tasks: Sequence[Task], repositories: dict[str, Path], console: Console
+    client: orchard.AsyncSandboxClient,
+    tasks: Sequence[Task],
+    repositories: dict[str, Path],
+    options: DemoOptions,
+    console: Console,
 ) -> list[Outcome]:
-    """Every candidate in its own sandbox, all at once."""
+    """Every candidate in its own sandbox, all at once; then what they give to learn from."""
     pairs = [(task, candidate) for task in tasks for candidate in task.candidates]
     started = time.monotonic()
+    rollouts = Rollouts(client, f"demo-{secrets.token_hex(6)}")
     with Screen(console, len(pairs)) as screen:
 
         async def one(index: int) -> Outcome:
             task, candidate = pairs[index]
             outcome = await evaluate(
                 client,
+                rollouts,
                 task,
                 repositories[task.instance_id],
                 candidate,
@@ -116,12 +128,33 @@ async def _evaluate_all(
             return outcome
 
         try:
+            await rollouts.begin(tasks)
             outcomes = await asyncio.gather(*(one(index) for index in range(len(pairs))))
+            seconds = time.monotonic() - started
+            console.print(f"{len(pairs)} candidates of {len(tasks)} tasks, each in its own sandbox, in {seconds:.1f} s")
+            await _export(client, rollouts, tasks, options.output, console)
         finally:
             await _close(client, console)
-    seconds = time.monotonic() - started
-    console.print(f"{len(pairs)} candidates of {len(tasks)} tasks, each in its own sandbox, in {seconds:.1f} s")
     return list(outcomes)
+
+
+async def _export(
+    client: orchard.AsyncSandboxClient, rollouts: Rollouts, tasks: Sequence[Task], folder: Path, console: Console
+) -> None:
+    """Write the data sets and name them. Every verdict stands without them too."""
+    try:
+        made = await write_datasets(client, rollouts, tasks, folder)
+    except (orchard.OrchardError, OSError) as error:
+        console.print(f"[bold red]demo:[/] no data sets: {error}", highlight=False)
+        return
+    if rollouts.problem is not None:
+        console.print(f"[bold red]demo:[/] not every run was kept: {rollouts.problem}", highlight=False)
+    console.print(
+        f"kept as trajectories; {made.counts[0]} conversations to imitate and {made.counts[1]} groups with advantages "
+        f"are in {folder}: {made.conversations.name}, {made.groups.name}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 async def _close(client: orchard.AsyncSandboxClient, console: Console) -> None:

@@ -36,6 +36,8 @@ class Task:
     """One SWE-bench instance; fields named as there."""
 
     instance_id: str
+    repo: str
+    problem_statement: str
     folder: Path
     base_commit: str
     test_patch: bytes
@@ -86,6 +88,8 @@ def _load(folder: Path) -> Task:
         entries = json.loads((folder / "candidates.json").read_text())
         return Task(
             instance_id=fields["instance_id"],
+            repo=fields["repo"],
+            problem_statement=fields["problem_statement"],
             folder=folder,
             base_commit=fields["base_commit"],
             test_patch=fields["test_patch"].encode(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from typing import Final, Unpack
+from typing import Any, Final, Unpack
 
 from orchard._client.options import with_options
 from orchard._client.trajectories import convert, options, writer
@@ -293,6 +293,10 @@ class AsyncTrajectories:
             )
         response = await self._transport.unary(lambda c: c.trajectory.GetStats, request)
         return [convert.stats_of(row) for row in response.rows]
+
+    async def message(self, step: Step) -> dict[str, Any]:
+        """A step as a message in OpenAI's form: role, content, tool_calls, tool_call_id. Images are left out."""
+        return convert.openai_message(step, await self.text(step))
 
     async def text(self, step: Step) -> str:
         """The whole text of a step, with what is stored as a body."""

@@ -342,6 +342,22 @@ def _openai_call(call: Mapping[str, Any]) -> types.ToolCall:
     return types.ToolCall(str(call.get("id", "")), str(function.get("name", "")), str(function.get("arguments", "")))
 
 
+def openai_message(step: types.Step, text: str) -> dict[str, Any]:
+    """A step as a message in OpenAI's form, with its whole text."""
+    message: dict[str, Any] = {"role": str(step.role), "content": text}
+    if step.reasoning:
+        message["reasoning_content"] = step.reasoning
+    if step.tool_calls:
+        message["tool_calls"] = [
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in step.tool_calls
+        ]
+    for name in ("tool_call_id", "name"):
+        if getattr(step, name):
+            message[name] = getattr(step, name)
+    return message
+
+
 def now() -> dt.datetime:
     """The present time."""
     return dt.datetime.now(dt.UTC)

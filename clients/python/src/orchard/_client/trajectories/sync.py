@@ -6,7 +6,7 @@ import builtins
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from orchard._client.options import with_options
 from orchard._client.portal import Portal
@@ -147,6 +147,10 @@ class Trajectories:
     ) -> builtins.list[TrajectoryStats]:
         """Counts by filter. See AsyncTrajectories.stats."""
         return self._portal.run(self._async.stats(group_by=group_by, label=label, ks=ks, **given))
+
+    def message(self, step: Step) -> dict[str, Any]:
+        """A step as a message in OpenAI's form: role, content, tool_calls, tool_call_id. Images are left out."""
+        return self._portal.run(self._async.message(step))
 
     def text(self, step: Step) -> str:
         """The whole text of a step, with what is stored as a body."""

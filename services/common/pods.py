@@ -103,6 +103,17 @@ def spec_of(annotation: str) -> sandbox_pb2.SandboxSpec:
     return _parsed(decode_spec(annotation))
 
 
+def with_user(annotation: str, user: str) -> str:
+    """The annotation of a spec that names this user, unless it names one already.
+
+    Raises:
+        ValueError: it holds none.
+    """
+    spec = spec_of(annotation)
+    spec.user = spec.user or user
+    return encode_spec(spec.SerializeToString(deterministic=True))
+
+
 class Patience(NamedTuple):
     """How long a spec's sandbox may take to start, in seconds."""
 

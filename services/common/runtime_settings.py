@@ -13,14 +13,15 @@ from services.common.settings import ServiceSettings
 class RuntimeSettings(ServiceSettings):
     """Which runtime, and how to reach it. Read from ORCHARD_* environment variables."""
 
-    runtime: Literal["process", "kubernetes"] = Field(
+    runtime: Literal["process", "docker", "kubernetes"] = Field(
         default="process",
-        description="What runs the sandboxes: a node daemon on this machine, or a Kubernetes cluster.",
+        description="What runs the sandboxes: a node daemon on this machine, as processes or as containers of a Docker "
+        "engine, or a Kubernetes cluster.",
     )
     node_address: str = Field(
         default="",
         validate_default=True,
-        description="gRPC address of the node daemon: unix:/path. With the process runtime, which needs it.",
+        description="gRPC address of the node daemon: unix:/path. With the process and docker runtimes, which need it.",
     )
     namespace: str = Field(
         default="orchard-sandboxes",
@@ -35,6 +36,7 @@ class RuntimeSettings(ServiceSettings):
     @field_validator("node_address")
     @classmethod
     def _with_process(cls, value: str, info: ValidationInfo) -> str:
-        if not value and info.data.get("runtime") == "process":
-            raise ValueError("is needed with ORCHARD_RUNTIME=process: the node daemon's address, unix:/path")
+        runtime = info.data.get("runtime")
+        if not value and runtime in ("process", "docker"):
+            raise ValueError(f"is needed with ORCHARD_RUNTIME={runtime}: the node daemon's address, unix:/path")
         return value

@@ -112,6 +112,8 @@ async def serve(config: AgentConfig) -> AsyncIterator[Agent]:
         add_FileServiceServicer_to_server(FileServicer(files), server.grpc_server)
         port = await server.start(config.listen, tls=config.tls)
         stack.push_async_callback(server.stop)
+        if config.socket_for_all:
+            Path(config.listen.removeprefix("unix:")).chmod(0o666)  # noqa: ASYNC240 (once, and of no disk)
         stack.callback(service.interrupt)
         tasks = await stack.enter_async_context(TaskGroup())
         tasks.start("forget old commands", service.sweep())

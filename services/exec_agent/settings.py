@@ -62,6 +62,8 @@ class AgentConfig:
     """What cannot be had here, each a sentence."""
     restarts: int = 0
     """How often the agent was restarted in this sandbox."""
+    socket_for_all: bool = False
+    """Every user of the machine who reaches the Unix socket may connect: the folders above it keep others out."""
     tls: TlsFiles | None = None
     """Certificate and key to serve with on TCP; read again when they change."""
 
@@ -151,6 +153,7 @@ class AgentConfig:
             user_gap="" if can_switch_user else pod.USER_GAP,
             oom_counter_fd=pod.open_oom_counter(Path("/sys/fs/cgroup")),
             restarts=read.number("RESTARTS", 0),
+            socket_for_all=listen.startswith("unix:"),
             tls=_pair_in(folder / "tls"),
         )
 

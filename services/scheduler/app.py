@@ -46,8 +46,8 @@ class _Runtime(NamedTuple):
 
 
 async def _runtime(settings: SchedulerSettings) -> _Runtime:
-    if settings.runtime == "process":
-        node = NodeRuntime(settings.node_address)
+    if settings.runtime != "kubernetes":
+        node = NodeRuntime(settings.node_address, host_root=settings.runtime == "process")
 
         async def ready() -> None:
             """Nothing to prepare."""

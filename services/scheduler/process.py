@@ -33,7 +33,9 @@ _PLAIN_MODES: Final = (
 class NodeRuntime:
     """One node daemon."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, host_root: bool = True) -> None:
+        """`host_root`: every node can make a sandbox without an image."""
+        self._host_root = host_root
         self._channel = connect(address)
         self._stub = node_service_pb2_grpc.NodeServiceStub(self._channel)
 
@@ -44,7 +46,7 @@ class NodeRuntime:
     async def check(self, tenant: str, sandbox_id: str, spec: bytes) -> None:
         """See service.Runtime. What every node can do is not asked."""
         parsed = sandbox_pb2.SandboxSpec.FromString(spec)
-        plain = not parsed.image and parsed.network.mode in _PLAIN_MODES
+        plain = self._host_root and not parsed.image and parsed.network.mode in _PLAIN_MODES
         of_clusters = parsed.image_pull_secret or parsed.node_selector or parsed.runtime_class
         if plain and not (parsed.resources.gpu or parsed.resources.disk_bytes or of_clusters):
             return

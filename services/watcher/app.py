@@ -33,7 +33,7 @@ async def _runtime(
     settings: WatcherSettings, tasks: TaskGroup, stack: AsyncExitStack, telemetry: Telemetry | None
 ) -> tuple[Runtime, float]:
     """The runtime, and after which silence its stream is lost."""
-    if settings.runtime == "process":
+    if settings.runtime != "kubernetes":
         return NodeRuntime(settings.node_address), SILENCE_SECONDS
     # Imported here: it takes a second and 60 MB, which one machine need not pay for.
     from services.common.kubernetes import KubernetesClient

@@ -59,3 +59,17 @@ class Record:
     def key(self) -> tuple[str, str]:
         """What is unique among sandboxes that are there."""
         return self.tenant, self.request.sandbox_id
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """A create call; `request` has the name of the image where Request has its digest."""
+
+    tenant: str
+    request_id: str
+    spec_hash: str
+    spec: bytes
+    request: Request
+    expire_time: float
+    create_time: float = 0.0
+    """When it was accepted; 0: now."""

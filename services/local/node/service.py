@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -20,9 +20,9 @@ from services.common.hub import Hub
 from services.common.logs import get_logger
 from services.common.tasks import TaskGroup
 from services.local.node.journal import Journal
-from services.local.node.model import Phase, Record
+from services.local.node.model import Creation, Phase, Record
 from services.local.runtime.images import Progress
-from services.local.runtime.model import Abilities, Ended, Image, Reason, Request
+from services.local.runtime.model import Abilities, Ended, Image, PullError, Reason, Request
 from services.local.runtime.removal import RemovalError
 from services.local.runtime.steps import StartError
 
@@ -49,7 +49,7 @@ class Runtime(Protocol):
         """Make a sandbox; returns when its agent listens, with the milliseconds that each step took.
 
         Raises:
-            StartError: it could not be made; nothing of it runs.
+            StartError: it could not be made; nothing of it runs. A PullError says that its image could not be had.
         """
 
     async def adopt(self, known: Sequence[tuple[Request, Image | None]]) -> list[Ended]:
@@ -93,18 +93,8 @@ class Images(Protocol):
         """A sandbox that used it is gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Creation:
-    """A create call; `request` has the name of the image where Request has its digest."""
-
-    tenant: str
-    request_id: str
-    spec_hash: str
-    spec: bytes
-    request: Request
-    expire_time: float
-    create_time: float = 0.0
-    """When it was accepted; 0: now."""
+# Given the uids that are recorded, sandboxes that live though they are not: uid, and what they were made of.
+Outliving = Callable[[set[str]], Awaitable[Sequence[tuple[str, Creation]]]]
 
 
 class Told(NamedTuple):
@@ -127,12 +117,17 @@ class Node:
         tasks: TaskGroup,
         *,
         concurrent_starts: int,
+        give_up: Callable[[str], None] | None = None,
+        outliving: Outliving | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`give_up`, where a runtime has it, cuts a create short that is under way."""
         self._runtime = runtime
         self._images = images
         self._journal = journal
         self._tasks = tasks
+        self._give_up = give_up
+        self._outliving = outliving
         self._clock = clock
         self._hub: Hub[str, Record] = Hub(most_pending=_MOST_PENDING)
         self._records: dict[str, Record] = {}
@@ -158,6 +153,10 @@ class Node:
         # where the clock was set back.
         at_least = max([int(self._clock() * 1e6), *(record.revision for record in records)])
         self._revision = await asyncio.to_thread(self._journal.first_revision, at_least)
+        if self._outliving is not None:
+            for uid, creation in await self._outliving({record.uid for record in records}):
+                records.append(self._record(creation, replace(creation.request, uid=uid)))
+                self._journal.add(records[-1])
         for record in records:
             self._records[record.uid] = record
             self._by_key[record.key] = record.uid
@@ -195,23 +194,9 @@ class Node:
         key = (creation.tenant, creation.request.sandbox_id)
         if key in self._by_key:
             return self._repeated(self._records[self._by_key[key]], creation)
-        request = replace(creation.request, image=self._image(creation.request.image))
+        request = replace(creation.request, image=self.check_image(creation.request.image))
         request = replace(request, uid=self._runtime.reserve(request))
-        self._revision += 1
-        record = Record(
-            tenant=creation.tenant,
-            request_id=creation.request_id,
-            spec_hash=creation.spec_hash,
-            spec=creation.spec,
-            request=request,
-            phase=Phase.STARTING,
-            reason=None,
-            message="",
-            endpoint=self._runtime.endpoint(request.uid),
-            create_time=creation.create_time or self._clock(),
-            expire_time=creation.expire_time,
-            revision=self._revision,
-        )
+        record = self._record(creation, request)
         try:
             self._journal.add(record)
         except OSError as error:
@@ -226,9 +211,22 @@ class Node:
         self._begin_start(request)
         return record
 
-    def check_image(self, name: str) -> None:
-        """Raise NotFoundError (IMAGE_NOT_FOUND) unless sandboxes can start from it."""
-        self._image(name)
+    def _record(self, creation: Creation, request: Request) -> Record:
+        self._revision += 1
+        return Record(
+            tenant=creation.tenant,
+            request_id=creation.request_id,
+            spec_hash=creation.spec_hash,
+            spec=creation.spec,
+            request=request,
+            phase=Phase.STARTING,
+            reason=None,
+            message="",
+            endpoint=self._runtime.endpoint(request.uid),
+            create_time=creation.create_time or self._clock(),
+            expire_time=creation.expire_time,
+            revision=self._revision,
+        )
 
     def _repeated(self, found: Record, creation: Creation) -> Record:
         if found.request_id == creation.request_id and found.spec_hash == creation.spec_hash:
@@ -239,7 +237,8 @@ class Node:
             sandbox_id=found.request.sandbox_id,
         )
 
-    def _image(self, name: str) -> str:
+    def check_image(self, name: str) -> str:
+        """Digest of an image; NotFoundError (IMAGE_NOT_FOUND) unless sandboxes can start from it."""
         if not name:
             return ""
         image = self._images.find(name)
@@ -264,17 +263,22 @@ class Node:
                 milliseconds = await self._runtime.create(request, image)
         except StartError as error:
             _log.warning("sandbox not made", uid=request.uid, error=str(error))
-            self._change(request.uid, phase=Phase.FAILED, reason=Reason.AGENT_START, message=str(error))
+            reason = Reason.IMAGE_PULL if isinstance(error, PullError) else Reason.AGENT_START
+            self._not_made(request.uid, reason, str(error))
         except Exception as error:  # noqa: BLE001 (whatever is wrong with one sandbox, the others go on)
             _log.error("sandbox not made", uid=request.uid, exc_info=error)
             message = f"the node could not make it; its log has more under uid {request.uid}"
-            self._change(request.uid, phase=Phase.FAILED, reason=Reason.AGENT_START, message=message)
+            self._not_made(request.uid, Reason.AGENT_START, message)
         else:
             _log.debug("sandbox runs", uid=request.uid, **milliseconds)
             if self._records[request.uid].phase is Phase.STARTING:
                 self._change(request.uid, phase=Phase.RUNNING)
         finally:
             self._starts.pop(request.uid, None)
+
+    def _not_made(self, uid: str, reason: Reason, message: str) -> None:
+        if self._records[uid].phase is Phase.STARTING:
+            self._change(uid, phase=Phase.FAILED, reason=reason, message=message)
 
     async def delete(self, uid: str) -> None:
         """Remove an incarnation; returns when it is gone. One that is not there is no error.
@@ -298,6 +302,8 @@ class Node:
         self._change(uid, phase=Phase.STOPPING)
         start = self._starts.get(uid)
         if start is not None:
+            if self._give_up is not None:
+                self._give_up(uid)
             await asyncio.wait([start])
         try:
             await self._runtime.delete(uid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -24,4 +25,13 @@ class NodeSettings(InternalServiceSettings):
     launcher_file: Path | None = Field(
         default=None,
         description="The launcher, if not build/launcher. Where there is none, Python processes do its work.",
+    )
+    runtime: Literal["process", "docker"] = Field(
+        default="process", description="What sandboxes are: processes in namespaces of their own, or containers."
+    )
+    payload_folder: Path | None = Field(
+        default=None, description="The agent's payload for containers, if not build/payload/ARCH. With docker."
+    )
+    docker_pull: Literal["missing", "never"] = Field(
+        default="missing", description="Whether images that the engine lacks are pulled. With docker."
     )

@@ -7,6 +7,8 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from services.local.runtime.steps import StartError
+
 
 def new_uid() -> str:
     """A name for an incarnation that no other has."""
@@ -16,6 +18,7 @@ def new_uid() -> str:
 class Reason(enum.Enum):
     """Why a sandbox failed; names of orchard.sandbox.v1.SandboxReason."""
 
+    IMAGE_PULL = "IMAGE_PULL"
     AGENT_START = "AGENT_START"
     OOM = "OOM"
     HOST_RESTART = "HOST_RESTART"
@@ -72,6 +75,10 @@ class Request:
         expects_secret_env: its agent waits for a secret environment.
         host_network: it shares the machine's network.
         resources: its limits.
+        open_network: it has a network of its own that leads out.
+        start_seconds: how long it may take, apart from pulling its image.
+        pull_seconds: how long that may take.
+        annotations: what its record is rebuilt from (services.common.pods), for runtimes that keep it on the sandbox.
     """
 
     uid: str
@@ -84,6 +91,10 @@ class Request:
     expects_secret_env: bool = False
     host_network: bool = False
     resources: Resources = field(default_factory=Resources)
+    open_network: bool = False
+    start_seconds: float = 60.0
+    pull_seconds: float = 900.0
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +113,7 @@ class Abilities:
     user_ids: str
     limits: str
     gaps: tuple[str, ...]
+
+
+class PullError(StartError):
+    """The sandbox's image cannot be had."""

@@ -69,6 +69,11 @@ class Layout:
     log_level: str
 
     @property
+    def runtime(self) -> str:
+        """What sandboxes are: "process" or "docker". Services read it from the same variable."""
+        return self.environment.get("ORCHARD_RUNTIME") or "process"
+
+    @property
     def gateway_tls(self) -> bool:
         """Whether the gateway serves TLS: the user's environment names its certificate."""
         return bool(self.environment.get("ORCHARD_TLS_CERT_FILE"))
@@ -160,7 +165,7 @@ class Layout:
                 "ORCHARD_SCHEDULER_ADDRESS": self.address("scheduler"),
                 "ORCHARD_TRAJECTORIES_ADDRESS": self.address("trajectories"),
                 "ORCHARD_HEALTH_LISTEN": self.health_address("gateway") if self.gateway_tls else "",
-                "ORCHARD_RUNTIME": "process",
+                "ORCHARD_RUNTIME": self.runtime,
             }
         )
 

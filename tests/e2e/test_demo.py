@@ -152,7 +152,8 @@ async def test_what_the_platform_did_to_a_candidate_is_excluded_and_never_0(plat
             await rollouts.ended(Outcome(task, candidate, verdict, None, detail, 0.0), recording.trajectory_id)
         assert rollouts.problem is None
         group = await client.trajectories.groups.get(rollouts.group_of(task))
-        excluded, *scored = group.members
+        (excluded,) = (member for member in group.members if member.sample.index == 0)
+        scored = [member for member in group.members if member is not excluded]
         assert (excluded.sample.reward, excluded.trainable, excluded.advantage) == (None, False, 0)
         assert excluded.sample.reason == "SandboxLost: gone"
         assert all(member.trainable for member in scored)

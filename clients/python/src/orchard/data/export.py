@@ -155,7 +155,8 @@ class _Job:
 
     def _job(self) -> str:
         """A hash of all that decides what the rows are."""
-        options = asdict(self.options) | {"counter": getattr(self.options.counter, "name", "")}
+        options = asdict(replace(self.options, counter=None))
+        options["counter"] = getattr(self.options.counter, "name", "")
         text = compact([self.codec.name, self.container.value, options, self.source.identity])
         return hashlib.sha256(text.encode()).hexdigest()
 

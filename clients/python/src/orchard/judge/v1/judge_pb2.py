@@ -26,45 +26,45 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1corchard/judge/v1/judge.proto\x12\x10orchard.judge.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x85\x03\n\tJudgement\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.orchard.judge.v1.JudgementKind\x12\x0e\n\x06judges\x18\x02 \x03(\t\x12\x31\n\x06rubric\x18\x03 \x01(\x0b\x32!.orchard.judge.v1.RubricReference\x12\x39\n\nparameters\x18\x04 \x01(\x0b\x32%.orchard.judge.v1.JudgementParameters\x12\x13\n\x0binstruction\x18\x05 \x01(\t\x12\r\n\x05patch\x18\x06 \x01(\t\x12\x12\n\ngold_patch\x18\x07 \x01(\t\x12\r\n\x05tests\x18\x08 \x01(\t\x12\x16\n\x0e\x66inal_response\x18\t \x01(\t\x12\x33\n\rtool_statuses\x18\n \x03(\x0b\x32\x1c.orchard.judge.v1.ToolStatus\x12\r\n\x05\x66resh\x18\x0b \x01(\x08\x12(\n\x06\x62udget\x18\x0c \x01(\x0b\x32\x18.orchard.judge.v1.Budget\"\xad\x01\n\x13JudgementParameters\x12\r\n\x05votes\x18\x01 \x01(\x05\x12\x32\n\x0b\x61ggregation\x18\x02 \x01(\x0e\x32\x1d.orchard.judge.v1.Aggregation\x12\x0e\n\x06quorum\x18\x03 \x01(\x05\x12\x18\n\x0btemperature\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x11max_output_tokens\x18\x05 \x01(\x05\x42\x0e\n\x0c_temperature\"*\n\nToolStatus\x12\x0c\n\x04tool\x18\x01 \x01(\t\x12\x0e\n\x06status\x18\x02 \x01(\x05\"*\n\x06\x42udget\x12\x0e\n\x06tokens\x18\x01 \x01(\x03\x12\x10\n\x08\x63ost_usd\x18\x02 \x01(\x01\"\xa8\x04\n\x07Verdict\x12\x12\n\nverdict_id\x18\x01 \x01(\t\x12-\n\x04kind\x18\x02 \x01(\x0e\x32\x1f.orchard.judge.v1.JudgementKind\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.orchard.judge.v1.VerdictState\x12\x12\n\x05value\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\x30\n\x06scores\x18\x07 \x03(\x0b\x32 .orchard.judge.v1.CriterionScore\x12,\n\x06values\x18\x08 \x03(\x0b\x32\x1c.orchard.judge.v1.StateValue\x12\x13\n\x06passed\x18\t \x01(\x08H\x01\x88\x01\x01\x12%\n\x05votes\x18\n \x03(\x0b\x32\x16.orchard.judge.v1.Vote\x12\x30\n\nprovenance\x18\x0b \x01(\x0b\x32\x1c.orchard.judge.v1.Provenance\x12&\n\x05usage\x18\x0c \x01(\x0b\x32\x17.orchard.judge.v1.Usage\x12*\n\x07latency\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06\x63\x61\x63hed\x18\x0e \x01(\x08\x12/\n\x0b\x63reate_time\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x08\n\x06_valueB\t\n\x07_passed\"-\n\x0e\x43riterionScore\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\">\n\nStateValue\x12\r\n\x05state\x18\x01 \x01(\x05\x12\x12\n\nstep_index\x18\x02 \x01(\x03\x12\r\n\x05value\x18\x03 \x01(\x01\"\xfc\x02\n\x04Vote\x12\r\n\x05judge\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.orchard.judge.v1.VerdictState\x12\x12\n\x05value\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\x30\n\x06scores\x18\x07 \x03(\x0b\x32 .orchard.judge.v1.CriterionScore\x12,\n\x06values\x18\x08 \x03(\x0b\x32\x1c.orchard.judge.v1.StateValue\x12\x11\n\treasoning\x18\t \x01(\t\x12\x10\n\x08\x65vidence\x18\n \x03(\x03\x12\x0f\n\x07\x61nswers\x18\x0b \x03(\t\x12&\n\x05usage\x18\x0c \x01(\x0b\x32\x17.orchard.judge.v1.Usage\x12*\n\x07latency\x18\r \x01(\x0b\x32\x19.google.protobuf.DurationB\x08\n\x06_value\"\x90\x02\n\nProvenance\x12\x13\n\x0bjudges_json\x18\x01 \x01(\t\x12\x39\n\nparameters\x18\x02 \x01(\x0b\x32%.orchard.judge.v1.JudgementParameters\x12\x16\n\x0eprompt_version\x18\x03 \x01(\t\x12\x31\n\x06rubric\x18\x04 \x01(\x0b\x32!.orchard.judge.v1.RubricReference\x12\x13\n\x0brubric_hash\x18\x05 \x01(\t\x12\x17\n\x0ftrajectory_hash\x18\x06 \x01(\t\x12\x14\n\x0cimage_hashes\x18\x07 \x03(\t\x12#\n\x04\x63uts\x18\x08 \x03(\x0b\x32\x15.orchard.judge.v1.Cut\"G\n\x03\x43ut\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\x12\n\nstep_index\x18\x02 \x01(\x03\x12\x10\n\x08original\x18\x03 \x01(\x03\x12\x0c\n\x04kept\x18\x04 \x01(\x03\"\x87\x01\n\x05Usage\x12\r\n\x05\x63\x61lls\x18\x01 \x01(\x03\x12\x14\n\x0c\x66\x61iled_calls\x18\x02 \x01(\x03\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x03\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\x03\x12\x15\n\rcached_tokens\x18\x05 \x01(\x03\x12\x10\n\x08\x63ost_usd\x18\x06 \x01(\x01\"0\n\x0fRubricReference\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x05\"\xc6\x01\n\x06Rubric\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x05\x12\x13\n\x0b\x64\x65scription\x18\x03 \x01(\t\x12-\n\x08\x63riteria\x18\x04 \x03(\x0b\x32\x1b.orchard.judge.v1.Criterion\x12\x0c\n\x04step\x18\x05 \x01(\x01\x12\x0c\n\x04hash\x18\x06 \x01(\t\x12\x0c\n\x04used\x18\x07 \x01(\x08\x12/\n\x0b\x63reate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"Q\n\tCriterion\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x0e\n\x06weight\x18\x03 \x01(\x01\x12\x11\n\tuses_gold\x18\x04 \x01(\x08*\xe1\x01\n\rJudgementKind\x12\x1e\n\x1aJUDGEMENT_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16JUDGEMENT_KIND_OUTCOME\x10\x01\x12\x1e\n\x1aJUDGEMENT_KIND_GUI_SUCCESS\x10\x02\x12\x19\n\x15JUDGEMENT_KIND_RUBRIC\x10\x03\x12\x1e\n\x1aJUDGEMENT_KIND_VALUE_CURVE\x10\x04\x12\x1b\n\x17JUDGEMENT_KIND_PAIRWISE\x10\x05\x12\x1c\n\x18JUDGEMENT_KIND_CLAW_EVAL\x10\x06*\x8b\x01\n\x0b\x41ggregation\x12\x1b\n\x17\x41GGREGATION_UNSPECIFIED\x10\x00\x12\x18\n\x14\x41GGREGATION_MAJORITY\x10\x01\x12\x14\n\x10\x41GGREGATION_MEAN\x10\x02\x12\x16\n\x12\x41GGREGATION_MEDIAN\x10\x03\x12\x17\n\x13\x41GGREGATION_MINIMUM\x10\x04*\x80\x01\n\x0cVerdictState\x12\x1d\n\x19VERDICT_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14VERDICT_STATE_SCORED\x10\x01\x12\x1a\n\x16VERDICT_STATE_EXCLUDED\x10\x02\x12\x1b\n\x17VERDICT_STATE_ABSTAINED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1corchard/judge/v1/judge.proto\x12\x10orchard.judge.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa9\x03\n\tJudgement\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.orchard.judge.v1.JudgementKind\x12\x0e\n\x06judges\x18\x02 \x03(\t\x12\x31\n\x06rubric\x18\x03 \x01(\x0b\x32!.orchard.judge.v1.RubricReference\x12\x39\n\nparameters\x18\x04 \x01(\x0b\x32%.orchard.judge.v1.JudgementParameters\x12\x13\n\x0binstruction\x18\x05 \x01(\t\x12\r\n\x05patch\x18\x06 \x01(\t\x12\x12\n\ngold_patch\x18\x07 \x01(\t\x12\r\n\x05tests\x18\x08 \x01(\t\x12\x16\n\x0e\x66inal_response\x18\t \x01(\t\x12\x33\n\rtool_statuses\x18\n \x03(\x0b\x32\x1c.orchard.judge.v1.ToolStatus\x12\r\n\x05\x66resh\x18\x0b \x01(\x08\x12(\n\x06\x62udget\x18\x0c \x01(\x0b\x32\x18.orchard.judge.v1.Budget\x12\x15\n\x08resolved\x18\r \x01(\x08H\x00\x88\x01\x01\x42\x0b\n\t_resolved\"\xad\x01\n\x13JudgementParameters\x12\r\n\x05votes\x18\x01 \x01(\x05\x12\x32\n\x0b\x61ggregation\x18\x02 \x01(\x0e\x32\x1d.orchard.judge.v1.Aggregation\x12\x0e\n\x06quorum\x18\x03 \x01(\x05\x12\x18\n\x0btemperature\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x11max_output_tokens\x18\x05 \x01(\x05\x42\x0e\n\x0c_temperature\"*\n\nToolStatus\x12\x0c\n\x04tool\x18\x01 \x01(\t\x12\x0e\n\x06status\x18\x02 \x01(\x05\"*\n\x06\x42udget\x12\x0e\n\x06tokens\x18\x01 \x01(\x03\x12\x10\n\x08\x63ost_usd\x18\x02 \x01(\x01\"\xa8\x04\n\x07Verdict\x12\x12\n\nverdict_id\x18\x01 \x01(\t\x12-\n\x04kind\x18\x02 \x01(\x0e\x32\x1f.orchard.judge.v1.JudgementKind\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.orchard.judge.v1.VerdictState\x12\x12\n\x05value\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\x30\n\x06scores\x18\x07 \x03(\x0b\x32 .orchard.judge.v1.CriterionScore\x12,\n\x06values\x18\x08 \x03(\x0b\x32\x1c.orchard.judge.v1.StateValue\x12\x13\n\x06passed\x18\t \x01(\x08H\x01\x88\x01\x01\x12%\n\x05votes\x18\n \x03(\x0b\x32\x16.orchard.judge.v1.Vote\x12\x30\n\nprovenance\x18\x0b \x01(\x0b\x32\x1c.orchard.judge.v1.Provenance\x12&\n\x05usage\x18\x0c \x01(\x0b\x32\x17.orchard.judge.v1.Usage\x12*\n\x07latency\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06\x63\x61\x63hed\x18\x0e \x01(\x08\x12/\n\x0b\x63reate_time\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x08\n\x06_valueB\t\n\x07_passed\"-\n\x0e\x43riterionScore\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\">\n\nStateValue\x12\r\n\x05state\x18\x01 \x01(\x05\x12\x12\n\nstep_index\x18\x02 \x01(\x03\x12\r\n\x05value\x18\x03 \x01(\x01\"\xfc\x02\n\x04Vote\x12\r\n\x05judge\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.orchard.judge.v1.VerdictState\x12\x12\n\x05value\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\x30\n\x06scores\x18\x07 \x03(\x0b\x32 .orchard.judge.v1.CriterionScore\x12,\n\x06values\x18\x08 \x03(\x0b\x32\x1c.orchard.judge.v1.StateValue\x12\x11\n\treasoning\x18\t \x01(\t\x12\x10\n\x08\x65vidence\x18\n \x03(\x03\x12\x0f\n\x07\x61nswers\x18\x0b \x03(\t\x12&\n\x05usage\x18\x0c \x01(\x0b\x32\x17.orchard.judge.v1.Usage\x12*\n\x07latency\x18\r \x01(\x0b\x32\x19.google.protobuf.DurationB\x08\n\x06_value\"\x90\x02\n\nProvenance\x12\x13\n\x0bjudges_json\x18\x01 \x01(\t\x12\x39\n\nparameters\x18\x02 \x01(\x0b\x32%.orchard.judge.v1.JudgementParameters\x12\x16\n\x0eprompt_version\x18\x03 \x01(\t\x12\x31\n\x06rubric\x18\x04 \x01(\x0b\x32!.orchard.judge.v1.RubricReference\x12\x13\n\x0brubric_hash\x18\x05 \x01(\t\x12\x17\n\x0ftrajectory_hash\x18\x06 \x01(\t\x12\x14\n\x0cimage_hashes\x18\x07 \x03(\t\x12#\n\x04\x63uts\x18\x08 \x03(\x0b\x32\x15.orchard.judge.v1.Cut\"G\n\x03\x43ut\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\x12\n\nstep_index\x18\x02 \x01(\x03\x12\x10\n\x08original\x18\x03 \x01(\x03\x12\x0c\n\x04kept\x18\x04 \x01(\x03\"\x87\x01\n\x05Usage\x12\r\n\x05\x63\x61lls\x18\x01 \x01(\x03\x12\x14\n\x0c\x66\x61iled_calls\x18\x02 \x01(\x03\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x03\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\x03\x12\x15\n\rcached_tokens\x18\x05 \x01(\x03\x12\x10\n\x08\x63ost_usd\x18\x06 \x01(\x01\"0\n\x0fRubricReference\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x05\"\xc6\x01\n\x06Rubric\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x05\x12\x13\n\x0b\x64\x65scription\x18\x03 \x01(\t\x12-\n\x08\x63riteria\x18\x04 \x03(\x0b\x32\x1b.orchard.judge.v1.Criterion\x12\x0c\n\x04step\x18\x05 \x01(\x01\x12\x0c\n\x04hash\x18\x06 \x01(\t\x12\x0c\n\x04used\x18\x07 \x01(\x08\x12/\n\x0b\x63reate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"Q\n\tCriterion\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x0e\n\x06weight\x18\x03 \x01(\x01\x12\x11\n\tuses_gold\x18\x04 \x01(\x08*\xe1\x01\n\rJudgementKind\x12\x1e\n\x1aJUDGEMENT_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16JUDGEMENT_KIND_OUTCOME\x10\x01\x12\x1e\n\x1aJUDGEMENT_KIND_GUI_SUCCESS\x10\x02\x12\x19\n\x15JUDGEMENT_KIND_RUBRIC\x10\x03\x12\x1e\n\x1aJUDGEMENT_KIND_VALUE_CURVE\x10\x04\x12\x1b\n\x17JUDGEMENT_KIND_PAIRWISE\x10\x05\x12\x1c\n\x18JUDGEMENT_KIND_CLAW_EVAL\x10\x06*\x8b\x01\n\x0b\x41ggregation\x12\x1b\n\x17\x41GGREGATION_UNSPECIFIED\x10\x00\x12\x18\n\x14\x41GGREGATION_MAJORITY\x10\x01\x12\x14\n\x10\x41GGREGATION_MEAN\x10\x02\x12\x16\n\x12\x41GGREGATION_MEDIAN\x10\x03\x12\x17\n\x13\x41GGREGATION_MINIMUM\x10\x04*\x80\x01\n\x0cVerdictState\x12\x1d\n\x19VERDICT_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14VERDICT_STATE_SCORED\x10\x01\x12\x1a\n\x16VERDICT_STATE_EXCLUDED\x10\x02\x12\x1b\n\x17VERDICT_STATE_ABSTAINED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'orchard.judge.v1.judge_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JUDGEMENTKIND']._serialized_start=2641
-  _globals['_JUDGEMENTKIND']._serialized_end=2866
-  _globals['_AGGREGATION']._serialized_start=2869
-  _globals['_AGGREGATION']._serialized_end=3008
-  _globals['_VERDICTSTATE']._serialized_start=3011
-  _globals['_VERDICTSTATE']._serialized_end=3139
+  _globals['_JUDGEMENTKIND']._serialized_start=2677
+  _globals['_JUDGEMENTKIND']._serialized_end=2902
+  _globals['_AGGREGATION']._serialized_start=2905
+  _globals['_AGGREGATION']._serialized_end=3044
+  _globals['_VERDICTSTATE']._serialized_start=3047
+  _globals['_VERDICTSTATE']._serialized_end=3175
   _globals['_JUDGEMENT']._serialized_start=116
-  _globals['_JUDGEMENT']._serialized_end=505
-  _globals['_JUDGEMENTPARAMETERS']._serialized_start=508
-  _globals['_JUDGEMENTPARAMETERS']._serialized_end=681
-  _globals['_TOOLSTATUS']._serialized_start=683
-  _globals['_TOOLSTATUS']._serialized_end=725
-  _globals['_BUDGET']._serialized_start=727
-  _globals['_BUDGET']._serialized_end=769
-  _globals['_VERDICT']._serialized_start=772
-  _globals['_VERDICT']._serialized_end=1324
-  _globals['_CRITERIONSCORE']._serialized_start=1326
-  _globals['_CRITERIONSCORE']._serialized_end=1371
-  _globals['_STATEVALUE']._serialized_start=1373
-  _globals['_STATEVALUE']._serialized_end=1435
-  _globals['_VOTE']._serialized_start=1438
-  _globals['_VOTE']._serialized_end=1818
-  _globals['_PROVENANCE']._serialized_start=1821
-  _globals['_PROVENANCE']._serialized_end=2093
-  _globals['_CUT']._serialized_start=2095
-  _globals['_CUT']._serialized_end=2166
-  _globals['_USAGE']._serialized_start=2169
-  _globals['_USAGE']._serialized_end=2304
-  _globals['_RUBRICREFERENCE']._serialized_start=2306
-  _globals['_RUBRICREFERENCE']._serialized_end=2354
-  _globals['_RUBRIC']._serialized_start=2357
-  _globals['_RUBRIC']._serialized_end=2555
-  _globals['_CRITERION']._serialized_start=2557
-  _globals['_CRITERION']._serialized_end=2638
+  _globals['_JUDGEMENT']._serialized_end=541
+  _globals['_JUDGEMENTPARAMETERS']._serialized_start=544
+  _globals['_JUDGEMENTPARAMETERS']._serialized_end=717
+  _globals['_TOOLSTATUS']._serialized_start=719
+  _globals['_TOOLSTATUS']._serialized_end=761
+  _globals['_BUDGET']._serialized_start=763
+  _globals['_BUDGET']._serialized_end=805
+  _globals['_VERDICT']._serialized_start=808
+  _globals['_VERDICT']._serialized_end=1360
+  _globals['_CRITERIONSCORE']._serialized_start=1362
+  _globals['_CRITERIONSCORE']._serialized_end=1407
+  _globals['_STATEVALUE']._serialized_start=1409
+  _globals['_STATEVALUE']._serialized_end=1471
+  _globals['_VOTE']._serialized_start=1474
+  _globals['_VOTE']._serialized_end=1854
+  _globals['_PROVENANCE']._serialized_start=1857
+  _globals['_PROVENANCE']._serialized_end=2129
+  _globals['_CUT']._serialized_start=2131
+  _globals['_CUT']._serialized_end=2202
+  _globals['_USAGE']._serialized_start=2205
+  _globals['_USAGE']._serialized_end=2340
+  _globals['_RUBRICREFERENCE']._serialized_start=2342
+  _globals['_RUBRICREFERENCE']._serialized_end=2390
+  _globals['_RUBRIC']._serialized_start=2393
+  _globals['_RUBRIC']._serialized_end=2591
+  _globals['_CRITERION']._serialized_start=2593
+  _globals['_CRITERION']._serialized_end=2674
 # @@protoc_insertion_point(module_scope)

@@ -147,20 +147,23 @@ class Judgement(_message.Message):
     TOOL_STATUSES_FIELD_NUMBER: _builtins.int
     FRESH_FIELD_NUMBER: _builtins.int
     BUDGET_FIELD_NUMBER: _builtins.int
+    RESOLVED_FIELD_NUMBER: _builtins.int
     kind: Global___JudgementKind.ValueType
     """What is asked."""
     instruction: _builtins.str
-    """What was to be done, in words. 1 byte to 256 KiB."""
+    """What was to be done, in words. 1 byte to 64 KiB."""
     patch: _builtins.str
-    """The patch that the agent left. At most 1 MiB."""
+    """The patch that the agent left. At most 256 KiB. Not with PAIRWISE."""
     gold_patch: _builtins.str
-    """The reference solution. At most 1 MiB. Judges see it for the criteria that may use it, for outcomes and for value curves."""
+    """The reference solution. At most 256 KiB. Judges see it for the criteria that may use it, for outcomes and for value curves."""
     tests: _builtins.str
     """The tests that the task is about. At most 256 KiB. Shown as the reference solution is."""
     final_response: _builtins.str
-    """The agent's final words, where they are not in its steps. At most 64 KiB."""
+    """The agent's final words, where they are not in its steps. At most 64 KiB. Not with PAIRWISE."""
     fresh: _builtins.bool
     """Judge anew, whatever is stored."""
+    resolved: _builtins.bool
+    """Whether the agent did its task, as tests or people found: for VALUE_CURVE, whose judge is told. Unset: not known."""
     @_builtins.property
     def judges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Configured judges, each asked `votes` times: at most 8. Empty: the service's first."""
@@ -196,12 +199,15 @@ class Judgement(_message.Message):
         tool_statuses: _abc.Iterable[Global___ToolStatus] | None = ...,
         fresh: _builtins.bool = ...,
         budget: Global___Budget | None = ...,
+        resolved: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "parameters", b"parameters", "rubric", b"rubric"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_resolved", b"_resolved", "budget", b"budget", "parameters", b"parameters", "resolved", b"resolved", "rubric", b"rubric"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "final_response", b"final_response", "fresh", b"fresh", "gold_patch", b"gold_patch", "instruction", b"instruction", "judges", b"judges", "kind", b"kind", "parameters", b"parameters", "patch", b"patch", "rubric", b"rubric", "tests", b"tests", "tool_statuses", b"tool_statuses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_resolved", b"_resolved", "budget", b"budget", "final_response", b"final_response", "fresh", b"fresh", "gold_patch", b"gold_patch", "instruction", b"instruction", "judges", b"judges", "kind", b"kind", "parameters", b"parameters", "patch", b"patch", "resolved", b"resolved", "rubric", b"rubric", "tests", b"tests", "tool_statuses", b"tool_statuses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__resolved: _TypeAlias = _typing.Literal["resolved"]  # noqa: Y015
+    _WhichOneofArgType__resolved: _TypeAlias = _typing.Literal["_resolved", b"_resolved"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__resolved) -> _WhichOneofReturnType__resolved | None: ...
 
 Global___Judgement: _TypeAlias = Judgement  # noqa: Y015
 
@@ -327,7 +333,10 @@ class Verdict(_message.Message):
     value: _builtins.float
     """The number. With SCORED alone."""
     reason: _builtins.str
-    """Why there is none, UPPER_SNAKE: see docs/reference. With EXCLUDED and ABSTAINED."""
+    """Why there is none. With EXCLUDED: JUDGE_RATE_LIMITED, JUDGE_UNAVAILABLE, JUDGE_TIMEOUT, JUDGE_REJECTED (the request was refused),
+    JUDGE_UNAUTHENTICATED, ANSWER_EMPTY, ANSWER_CUT_OFF, ANSWER_INVALID, ANSWER_AMBIGUOUS, BUDGET_EXHAUSTED, QUORUM_MISSED. With
+    ABSTAINED: JUDGE_REFUSED, JUDGE_ABSTAINED, VOTES_TIED, ORDER_DEPENDENT (the preference changed with the order), QUORUM_MISSED.
+    """
     message: _builtins.str
     """The same for people."""
     passed: _builtins.bool

@@ -1,0 +1,1 @@
+"""The judge service (README.md)."""

@@ -1,0 +1,1 @@
+"""From what a judge wrote to a score."""

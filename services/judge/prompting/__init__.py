@@ -1,0 +1,1 @@
+"""From a question to the prompt that a judge is sent."""

@@ -1,0 +1,53 @@
+"""Agent text in a prompt is data. It stands within a fence that it can neither close nor open.
+
+Two things hold it there, each enough alone: the fence has a random word that was drawn after the text was written, and
+every line of the text begins with a mark, so that none can be a line of the fence, whatever letters it is made of.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import unicodedata
+from collections.abc import Callable, Iterable
+from typing import Final
+
+LINE_MARK: Final = "| "
+_BREAKS: Final = re.compile("\r\n|[\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]")
+_SHOWN: Final = frozenset("\n\t")
+
+
+def draw_word(texts: Iterable[str], draw: Callable[[], str] = lambda: secrets.token_hex(8)) -> str:
+    """A random word that is in none of the texts."""
+    written = tuple(texts)
+    while True:
+        word = draw()
+        if not any(word in text for text in written):
+            return word
+
+
+def neutralised(text: str) -> str:
+    """The text with one kind of line break, and everything that cannot be seen written out.
+
+    Control characters, marks of writing direction, zero-width characters, private and unassigned ones become escapes:
+    what a judge reads is what a person would see.
+    """
+    text = _BREAKS.sub("\n", text)
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(character if _is_shown(character) else _escape(character) for character in text)
+
+
+def fenced(label: str, text: str, word: str) -> str:
+    """The text within a fence."""
+    lines = "\n".join(LINE_MARK + line for line in neutralised(text).split("\n"))
+    return f"<<<{label} {word}>>>\n{lines}\n<<<end {label} {word}>>>"
+
+
+def _is_shown(character: str) -> bool:
+    return character in _SHOWN or unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+
+
+def _escape(character: str) -> str:
+    point = ord(character)
+    return f"\\x{point:02x}" if point < 0x100 else f"\\u{{{point:x}}}"

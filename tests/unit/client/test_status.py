@@ -72,6 +72,7 @@ def test_only_what_a_retry_may_mend_is_transient() -> None:
     assert parse_failure("INTERNAL", "Received RST_STREAM with error code 2", {}).is_transient
     assert parse_failure("UNKNOWN", "Stream removed", {}).is_transient
     assert parse_failure("CANCELLED", "CANCELLED", {}).is_transient
+    assert parse_failure("INTERNAL", "Internal error from Core", {}).is_transient
     assert not parse_failure("INTERNAL", "Exception deserializing response!", {}).is_transient
     assert not parse_failure("RESOURCE_EXHAUSTED", "Received message larger than max", {}).is_transient
     assert not parse_failure("DEADLINE_EXCEEDED", "Deadline Exceeded", {}).is_transient

@@ -71,6 +71,8 @@ _TRANSPORT_WORDS: Final = (
     "connection",
     "http2",
     "transport",
+    # A message was sent on a call that had just ended; it hides the status with which it did.
+    "internal error from core",
 )
 
 

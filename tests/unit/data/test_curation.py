@@ -192,7 +192,7 @@ def test_multi_file_and_large_patches() -> None:
 
 
 def test_the_composite_score() -> None:
-    """Ranks are the share below, ties half: lines 10 4 2 -> 5/6 1/2 1/6, files 1 2 1 -> 1/3 5/6 1/3; two are of repo a."""
+    """Ranks are the share below, ties half: lines 10 4 2 -> 5/6 1/2 1/6, files 1 2 1 -> 1/3 5/6 1/3."""
     pool = [patched("p", 1, 9, "a"), patched("q", 2, 1, "a"), patched("r", 1, 1, "b")]
     features = [features_of(one, n, Estimate(), intent=False) for n, one in enumerate(pool)]
     scores = selectors.composite_scores(features, selectors.COMPOSITE_WEIGHTS)

@@ -53,6 +53,11 @@ class Breaking:
     def identity(self) -> str:
         return self.inner.identity
 
+    as_of = ""
+
+    def at(self, as_of: str) -> Breaking:
+        return self
+
     def records(self, after: str = "") -> Iterator[tuple[Record, str]]:
         for number, found in enumerate(self.inner.records(after)):
             if number == self.after:

@@ -131,6 +131,7 @@ class _Job:
                 where=Where(str(self.cursor)),
                 fix="repeat it as it was, or restart",
             )
+        self.source = self.source.at(state["as_of"])
         self.place, self.size = state["place"], state["size"]
         self.report.restore(state["records"], state["rows"], [Loss(**loss) for loss in state["losses"]])
         self.resumed = self.report.records
@@ -163,6 +164,7 @@ class _Job:
     def _save(self) -> None:
         state = {
             "job": self.job,
+            "as_of": self.source.as_of,
             "place": self.place,
             "size": self.size,
             "records": self.report.records,

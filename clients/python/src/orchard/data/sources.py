@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from orchard.data.record import Record
 from orchard.data.registry import read
@@ -22,6 +22,15 @@ class Source(Protocol):
         """Differs when the trajectories may differ, so that no export goes on with others."""
         ...
 
+    @property
+    def as_of(self) -> str:
+        """The moment whose trajectories these are; empty where they do not grow."""
+        ...
+
+    def at(self, as_of: str) -> Source:
+        """The same as of another moment."""
+        ...
+
     def records(self, after: str = "") -> Iterator[tuple[Record, str]]:
         """Trajectories after a place, each with its own place. Empty: from the beginning."""
         ...
@@ -31,8 +40,20 @@ class Source(Protocol):
         ...
 
 
+class _Fixed:
+    """A source that does not grow."""
+
+    __slots__ = ()
+    as_of = ""
+
+    def at(self, as_of: str) -> Self:
+        """The same."""
+        del as_of
+        return self
+
+
 @dataclass(frozen=True, slots=True)
-class FileSource:
+class FileSource(_Fixed):
     """Trajectories of files and folders, in the order in which they are named.
 
     Attributes:
@@ -73,7 +94,7 @@ class FileSource:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordSource:
+class RecordSource(_Fixed):
     """Trajectories in memory."""
 
     found: tuple[Record, ...]
@@ -115,6 +136,15 @@ class Chosen:
         digest = hashlib.sha256(self.source.identity.encode())
         digest.update("\n".join(sorted(self.kept)).encode())
         return digest.hexdigest()
+
+    @property
+    def as_of(self) -> str:
+        """That of the source."""
+        return self.source.as_of
+
+    def at(self, as_of: str) -> Chosen:
+        """The same choice as of another moment."""
+        return Chosen(self.source.at(as_of), self.kept)
 
     def records(self, after: str = "") -> Iterator[tuple[Record, str]]:
         """Those that were chosen."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from orchard.data.errors import NoExampleError
+from orchard.data.errors import DataError, NoExampleError
 from orchard.data.record import Record
 from orchard.data.report import Report
 
@@ -62,6 +62,29 @@ class Row:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
+LOSSES: Final = ("resolved", "rises", "all")
+TRUNCATIONS: Final = ("drop", "left")
+RECIPES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "swe": {"advantage": "grpo", "needs_positive": True},
+    "gui": {
+        "advantage": "grpo",
+        "needs_positive": False,
+        "clip_low": 0.2,
+        "clip_high": 0.28,
+        "length_normalisation": False,
+        "step_budgets": [15, 30],
+    },
+    "claw": {
+        "advantage": "grpo",
+        "needs_positive": False,
+        "group_size": 8,
+        "step_limit": None,
+        "wall_clock_seconds": 600,
+    },
+}
+"""Settings of the paper's trainings; they are the trainer's to apply, and stated beside its data."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
     """How an export is made.
@@ -76,6 +99,9 @@ class ExportOptions:
         recipe: whose training settings are stated in rows of groups: "swe", "gui" or "claw".
         environment: name that trainers show, where they have a place for one.
         files: folder beside the output for bodies.
+
+    Raises:
+        DataError: an option has no such value.
     """
 
     loss: str = "resolved"
@@ -86,6 +112,12 @@ class ExportOptions:
     recipe: str = "swe"
     environment: str = "orchard"
     files: str = "files"
+
+    def __post_init__(self) -> None:
+        known = {"loss": LOSSES, "truncate": TRUNCATIONS, "recipe": tuple(RECIPES)}
+        for name, values in known.items():
+            if getattr(self, name) not in values:
+                raise DataError(f"{name} is {getattr(self, name)!r}", fix=f"use one of {', '.join(values)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from orchard.data.codecs.base import ExportOptions
 from orchard.data.counting import tokens_of, tokens_of_steps
-from orchard.data.errors import DataError, NoExampleError
+from orchard.data.errors import NoExampleError
 from orchard.data.messages import data_url, role_name
 from orchard.data.nodes import parse_object
 from orchard.data.record import Record, body_of
@@ -19,7 +19,6 @@ from orchard.trajectory.v1 import trajectory_pb2 as pb
 
 IMAGE: Final = "<image>"
 """Stands in a text for the next of the row's images."""
-LOSSES: Final = ("resolved", "rises", "all")
 
 
 def trained(record: Record, options: ExportOptions) -> list[Conversation]:
@@ -38,8 +37,6 @@ def trained(record: Record, options: ExportOptions) -> list[Conversation]:
 def _trained(record: Record, loss: str) -> list[Conversation]:
     if loss == "all":
         return conversations(record)
-    if loss not in LOSSES:
-        raise DataError(f"loss is {loss!r}", fix=f"use one of {', '.join(LOSSES)}")
     refuse_unusable(record)
     if loss == "rises":
         return rises(record)

@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from orchard.data.codecs.base import ExportOptions, Group
+from orchard.data.codecs.base import RECIPES, ExportOptions, Group
 from orchard.data.errors import DataError
 from orchard.data.record import Record, score_of
 from orchard.rewards.groups import Advantages, dynamic_sampling, grpo_advantages
 from orchard.rewards.scores import Abstained, Excluded, Score, Scored
 from orchard.trajectory.v1 import trajectory_pb2 as pb
 
-RECIPES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "swe": {"advantage": "grpo", "needs_positive": True},
-    "gui": {
-        "advantage": "grpo",
-        "needs_positive": False,
-        "clip_low": 0.2,
-        "clip_high": 0.28,
-        "length_normalisation": False,
-        "step_budgets": [15, 30],
-    },
-    "claw": {
-        "advantage": "grpo",
-        "needs_positive": False,
-        "group_size": 8,
-        "step_limit": None,
-        "wall_clock_seconds": 600,
-    },
-}
-"""Settings of the paper's trainings; they are the trainer's to apply, and stated beside its data."""
 _MOST_HELD: Final = 4 << 30
 """Bytes of steps in groups that are not whole yet."""
 
@@ -121,14 +102,8 @@ class Judged:
 
 
 def judge(group: Group, options: ExportOptions) -> Judged:
-    """Scores, advantages and verdict of a group.
-
-    Raises:
-        DataError: there is no such recipe.
-    """
-    recipe = RECIPES.get(options.recipe)
-    if recipe is None:
-        raise DataError(f"there is no recipe {options.recipe!r}", fix=f"use one of {', '.join(RECIPES)}")
+    """Scores, advantages and verdict of a group."""
+    recipe = RECIPES[options.recipe]
     scores = tuple(score_in_group(member, options) for member in group.members)
     positive = [bool(member.resolved) for member in group.members] if recipe["needs_positive"] else None
     verdict = dynamic_sampling(scores, positive=positive)

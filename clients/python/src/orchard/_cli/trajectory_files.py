@@ -1,0 +1,304 @@
+"""Trajectories in files: formats, convert, import, export, curate."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchard._cli.output import Json, client, print_json, show, table
+from orchard._cli.trajectories import trajectories
+from orchard._cli.trajectory_filters import with_filters
+
+if TYPE_CHECKING:
+    from orchard.data.codecs.base import ExportOptions
+    from orchard.data.export import Exported
+    from orchard.data.report import Loss
+    from orchard.data.sources import Source
+
+__all__ = ["trajectories"]
+
+Paths = Annotated[list[Path], typer.Argument(help="Files or folders.", metavar="PATH...")]
+From = Annotated[str, typer.Option("--from", help="Their format. Default: what their names and beginnings tell.")]
+To = Annotated[str, typer.Option("--to", "-t", help="The format to write; `formats` lists them.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="A file, or a folder, as the format allows.")]
+LossOption = Annotated[
+    str, typer.Option("--loss", help="Which actions have loss: of resolved ones, of rises too, or all.")
+]
+RewardOption = Annotated[str, typer.Option("--reward", help="Which reward groups are trained on.")]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest example.")]
+Truncate = Annotated[str, typer.Option("--truncate", help="What happens to a longer one: drop or left.")]
+Tokenizer = Annotated[Path | None, typer.Option("--tokenizer", help="A tokenizer.json to count by; else an estimate.")]
+Recipe = Annotated[str, typer.Option("--recipe", help="Whose settings are stated in groups: swe, gui or claw.")]
+Environment = Annotated[str, typer.Option("--environment", help="Name that trainers show.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output that is there.")]
+Restart = Annotated[bool, typer.Option("--restart", help="Begin again what was broken off.")]
+
+
+@trajectories.command("formats")
+def list_formats(json: Json = False) -> None:
+    """List the formats of files, and what each carries."""
+    from orchard.data import codecs
+
+    found = [
+        {
+            "name": one.name,
+            "read": one.read is not None,
+            "write": one.writes,
+            "lossless": one.lossless,
+            "into": [container.value or "folder" for container in one.containers],
+            "carries": sorted(str(what) for what in one.carries),
+            "summary": one.summary,
+        }
+        for one in codecs().values()
+    ]
+    if json:
+        print_json(found)
+        return
+    rows = [
+        (
+            str(one["name"]),
+            "yes" if one["read"] else "",
+            " ".join(map(str, one["into"])),  # type: ignore[call-overload]
+            str(one["summary"]),
+        )
+        for one in found
+    ]
+    show(table(("FORMAT", "READ", "WRITE INTO", "WHAT"), rows))
+
+
+@trajectories.command("convert")
+def convert(  # noqa: PLR0917 (options of the command line)
+    paths: Paths,
+    to: To,
+    output: Output,
+    source_format: From = "",
+    loss: LossOption = "resolved",
+    reward: RewardOption = "outcome",
+    max_tokens: MaxTokens = None,
+    truncate: Truncate = "drop",
+    tokenizer: Tokenizer = None,
+    recipe: Recipe = "swe",
+    environment: Environment = "orchard",
+    overwrite: Overwrite = False,
+    restart: Restart = False,
+    json: Json = False,
+) -> None:
+    """Write trajectories of files in another format; no platform is needed. Broken off, the same command goes on."""
+    from orchard.data.sources import FileSource
+
+    source = FileSource(tuple(paths), source_format)
+    options = _options(loss, reward, max_tokens, truncate, tokenizer, recipe, environment)
+    done = _export(source, to, output, options, overwrite=overwrite, restart=restart, quiet=json)
+    _tell(done, source.report.losses, json=json)
+
+
+@trajectories.command("export")
+@with_filters
+def export_trajectories(  # noqa: PLR0917 (options of the command line)
+    filters: dict[str, Any],
+    to: To,
+    output: Output,
+    loss: LossOption = "resolved",
+    reward: RewardOption = "outcome",
+    max_tokens: MaxTokens = None,
+    truncate: Truncate = "drop",
+    tokenizer: Tokenizer = None,
+    recipe: Recipe = "swe",
+    environment: Environment = "orchard",
+    overwrite: Overwrite = False,
+    restart: Restart = False,
+    json: Json = False,
+) -> None:
+    """Write trajectories of the platform into a file, by filter. Broken off, the same command goes on."""
+    from orchard.data.server import ServerSource
+
+    options = _options(loss, reward, max_tokens, truncate, tokenizer, recipe, environment)
+    with client() as api:
+        source = ServerSource(api, filters)
+        done = _export(source, to, output, options, overwrite=overwrite, restart=restart, quiet=json)
+    _tell(done, (), json=json)
+
+
+@trajectories.command("import")
+def import_trajectories(
+    paths: Paths,
+    source_format: From = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only read, and say what could not be carried.")] = False,
+    json: Json = False,
+) -> None:
+    """Store trajectories of files on the platform. What is there already is not stored twice: repeat what broke off."""
+    from orchard.data.sources import FileSource
+
+    source = FileSource(tuple(paths), source_format)
+    stored = new = 0
+    with _counting("importing", quiet=json) as progress:
+        if dry_run:
+            for _ in source.records():
+                stored += 1
+                progress(stored, None)
+        else:
+            from orchard.data.server import store
+
+            with client() as api:
+                for record, _ in source.records():
+                    new += store(api, record).new
+                    stored += 1
+                    progress(stored, None)
+    losses = source.report.losses
+    if json:
+        print_json({"trajectories": stored, "new": new, "losses": list(losses)})
+        return
+    typer.echo(f"read {stored} trajectories" if dry_run else f"stored {stored} trajectories, {new} of them new")
+    _show_losses(losses)
+
+
+@trajectories.command("curate")
+@with_filters
+def curate(  # noqa: PLR0917 (options of the command line)
+    filters: dict[str, Any],
+    plan: Annotated[Path, typer.Argument(help="The plan, a YAML file.")],
+    output: Output,
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Files or folders to choose from. Default: the platform.", metavar="[PATH...]"),
+    ] = None,
+    source_format: From = "",
+    like: Annotated[
+        Path | None, typer.Option("--like", help="A manifest that the dataset must agree with: make it again.")
+    ] = None,
+    overwrite: Overwrite = False,
+    restart: Restart = False,
+    json: Json = False,
+) -> None:
+    """Make a dataset by a plan: choose trajectories, write them, and say what was kept, what not, and why."""
+    from orchard.data.curation.plan import load_plan
+    from orchard.data.sources import FileSource
+
+    read = load_plan(plan)
+    if paths and filters:
+        raise typer.BadParameter("filters are for the platform; a plan's `where` does the same", param_hint="PATH")
+    if paths:
+        _curate(FileSource(tuple(paths), source_format), read, output, overwrite, restart, like, json)
+        return
+    from orchard.data.server import ServerSource
+
+    with client() as api:
+        _curate(ServerSource(api, filters), read, output, overwrite, restart, like, json)
+
+
+def _curate(  # noqa: PLR0917 (options of the command line)
+    source: Source, plan: Any, output: Path, overwrite: bool, restart: bool, like: Path | None, json: bool
+) -> None:
+    from orchard.data.curation.manifest import make_dataset
+
+    with _counting("curating", quiet=json) as progress:
+        made = make_dataset(source, plan, output, overwrite, restart, like, lambda read: progress(read, None), progress)
+    chosen = made.chosen
+    if json:
+        print_json(
+            {
+                "read": len(chosen.fates),
+                "kept": len(chosen.kept),
+                "rows": made.exported.rows,
+                "output": str(made.exported.output),
+                "sha256": made.exported.sha256,
+                "manifest": str(made.manifest),
+                "report": str(made.report),
+                "steps": list(chosen.steps),
+                "losses": list(made.exported.losses),
+            }
+        )
+        return
+    rows = [
+        (step.name, str(step.before), str(step.after), "; ".join(f"{n} {why}" for why, n in step.reasons.items()))
+        for step in chosen.steps
+    ]
+    show(table(("STEP", "BEFORE", "AFTER", "DROPPED"), rows))
+    typer.echo(f"kept {len(chosen.kept)} of {len(chosen.fates)} trajectories, {made.exported.rows} rows: {output}")
+    typer.echo(f"what became of each: {made.report.name}; to make it again: --like {made.manifest.name}")
+    _show_losses(made.exported.losses)
+
+
+def _options(  # noqa: PLR0917 (options of the command line)
+    loss: str,
+    reward: str,
+    max_tokens: int | None,
+    truncate: str,
+    tokenizer: Path | None,
+    recipe: str,
+    environment: str,
+) -> ExportOptions:
+    from orchard.data.codecs.base import ExportOptions
+    from orchard.data.counting import counter_of
+
+    return ExportOptions(
+        loss=loss,
+        reward=reward,
+        max_tokens=max_tokens,
+        truncate=truncate,
+        counter=counter_of(tokenizer),
+        recipe=recipe,
+        environment=environment,
+    )
+
+
+def _export(
+    source: Source, to: str, output: Path, options: ExportOptions, *, overwrite: bool, restart: bool, quiet: bool
+) -> Exported:
+    from orchard.data import codec
+    from orchard.data.export import export
+
+    with _counting("exporting", quiet=quiet) as progress:
+        return export(source, codec(to), output, options, overwrite, restart, progress)
+
+
+def _tell(done: Exported, read_losses: Iterable[Loss], *, json: bool) -> None:
+    losses = [*read_losses, *done.losses]
+    if json:
+        print_json(
+            {
+                "output": str(done.output),
+                "read": done.records,
+                "rows": done.rows,
+                "resumed": done.resumed,
+                "sha256": done.sha256,
+                "losses": losses,
+            }
+        )
+        return
+    again = f" ({done.resumed} of them before it was broken off)" if done.resumed else ""
+    typer.echo(f"read {done.records}{again}, wrote {done.rows} rows: {done.output}")
+    _show_losses(losses)
+
+
+def _show_losses(losses: Iterable[Loss]) -> None:
+    """What was not carried, for people, on stderr: the most frequent first."""
+    found = list(losses)
+    for loss in found[:20]:
+        times = f"{loss.count} times, first" if loss.count > 1 else "in"
+        what = "left out" if loss.what == "record" else f"not carried: {loss.what}"
+        typer.echo(f"{what}: {loss.why} ({times} {loss.first})", err=True)
+    if len(found) > 20:
+        typer.echo(f"and {len(found) - 20} more kinds; --json has them all", err=True)
+
+
+@contextmanager
+def _counting(text: str, *, quiet: bool) -> Iterator[Callable[[int, int | None], None]]:
+    """Counts on stderr around work, where that is a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _done, _rows: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(text) as status:
+
+        def progress(done: int, rows: int | None) -> None:
+            written = "" if rows is None else f", {rows:,} rows"
+            status.update(f"{text}: {done:,} trajectories{written}")
+
+        yield progress

@@ -198,6 +198,9 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
 
+NOTHING: Final = Usage()
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What one answer, one vote or all votes together say.
@@ -234,7 +237,7 @@ class Vote:
     model: str
     reading: Reading
     answers: tuple[str, ...] = ()
-    usage: Usage = Usage()
+    usage: Usage = NOTHING
     latency_seconds: float = 0.0
 
 

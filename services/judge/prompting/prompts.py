@@ -177,11 +177,13 @@ def _reference(writer: _Writer, question: Question) -> None:
 
 
 def _screenshots(writer: _Writer, question: Question) -> tuple[Image, ...]:
-    given = sum(len(step.images) for step in question.attempts[0])
-    shown = shown_images(question)
-    if given > len(shown):
-        writer.cutter.note("screenshots", given, len(shown))
-    return tuple(question.images[sha256] for sha256 in shown)
+    given = [(step.index, sha256) for step in question.attempts[0] for sha256 in step.images]
+    shown = given[-SCREENSHOTS:]
+    if len(given) > len(shown):
+        writer.cutter.note("screenshots", len(given), len(shown))
+    writer.steps.update(index for index, _sha256 in shown)
+    writer.add(f"Screenshots, by step: {', '.join(str(index) for index, _sha256 in shown) or 'none'}.")
+    return tuple(question.images[sha256] for _index, sha256 in shown)
 
 
 def _actions_alone(writer: _Writer, steps: tuple[Step, ...]) -> None:

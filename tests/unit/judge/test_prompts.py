@@ -116,7 +116,8 @@ def test_a_gui_judge_sees_the_last_three_screenshots_and_actions_without_thought
     assert all(f"action: click [{number}]" in prompt.text for number in range(4))
     assert not any(word in prompt.text for word in ("SAID", "THOUGHT", "OBSERVED"))
     assert "It is booked." in prompt.text
-    assert prompt.steps == {0, 2, 4, 6}
+    assert prompt.steps == {0, 2, 4, 6, 3, 5, 7}
+    assert "Screenshots, by step: 3, 5, 7." in prompt.text
 
 
 def test_gold_is_shown_for_rubrics_with_criteria_that_may_use_it_and_they_are_told_apart() -> None:

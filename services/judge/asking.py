@@ -1,0 +1,202 @@
+"""Asking judges: each vote within its tries, every answer kept as soon as it is there, none asked for twice."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from orchard.rewards.scores import Excluded
+
+from services.judge.answers.reading import Finish, read_answer
+from services.judge.backends.base import Ask, CallError, Reply
+from services.judge.backends.endpoint import Endpoint
+from services.judge.backends.limits import BudgetExhaustedError, Meter
+from services.judge.model import NOTHING, Kind, Parameters, Question, Reading, Reason, Usage, Vote
+from services.judge.prompting.prompts import Prompt, build_prompt
+from services.judge.votes import both_orders
+
+_UNLIMITED_STEP: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a call belongs: the vote of a judge, of a pair which order, and which try it is."""
+
+    judge: str
+    vote: int
+    swapped: bool
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An answer that was received, as the journal has it."""
+
+    place: Place
+    ticket: str
+    sha256: str
+    finish: Finish
+    words: str
+    model: str
+    usage: Usage
+    latency_seconds: float
+
+
+class Journal(Protocol):
+    """What was received for one question."""
+
+    async def kept(self) -> Sequence[Kept]:
+        """Answers of an earlier run that did not come to its end."""
+
+    async def text(self, kept: Kept) -> str:
+        """The text of one of these."""
+
+    async def answered(self, place: Place, prompt: Prompt, reply: Reply, usage: Usage, latency: float) -> Kept:
+        """Keep an answer; it is durable when this returns."""
+
+    async def failed(self, place: Place, usage: Usage) -> None:
+        """A call gave no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """What came of one place of a vote, over all its tries."""
+
+    reading: Reading
+    model: str = ""
+    answers: tuple[str, ...] = ()
+    usage: Usage = NOTHING
+    latency_seconds: float = 0.0
+
+
+class Asker:
+    """Asks all judges of one question.
+
+    Args:
+        question: what is asked.
+        key: what its verdict is found by; part of each call's idempotency key.
+        parameters: how.
+        endpoints: the judges, each asked `parameters.votes` times.
+        meters: budgets.
+        journal: where answers are kept.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        question: Question,
+        key: str,
+        parameters: Parameters,
+        endpoints: Sequence[Endpoint],
+        meters: Sequence[Meter],
+        journal: Journal,
+    ) -> None:
+        self._question = question
+        self._swapped = replace(question, attempts=question.attempts[::-1])
+        self._key = key
+        self._parameters = parameters
+        self._endpoints = endpoints
+        self._meters = meters
+        self._journal = journal
+        self._kept: dict[Place, Kept] = {}
+
+    async def votes(self) -> list[Vote]:
+        """Every vote, in the order of the judges. No failure of a judge is raised."""
+        self._kept = {kept.place: kept for kept in await self._journal.kept()}
+        asked: list[asyncio.Task[Vote]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                for endpoint in self._endpoints:
+                    for number in range(self._parameters.votes):
+                        name = f"vote {number} of {endpoint.settings.name}"
+                        asked.append(group.create_task(self._vote(endpoint, number), name=name))
+        except BaseExceptionGroup as group_error:
+            # Ours, such as the database away; the first says what the others say.
+            raise group_error.exceptions[0] from None
+        return [task.result() for task in asked]
+
+    async def _vote(self, endpoint: Endpoint, number: int) -> Vote:
+        first = await self._answer(endpoint, number, swapped=False)
+        answered = [first]
+        reading = first.reading
+        if self._question.kind is Kind.PAIRWISE and first.reading.value is not None:
+            second = await self._answer(endpoint, number, swapped=True)
+            answered.append(second)
+            reading = both_orders(first.reading, second.reading)
+        return Vote(
+            judge=endpoint.settings.name,
+            model=next((part.model for part in answered if part.model), ""),
+            reading=reading,
+            answers=tuple(sha256 for part in answered for sha256 in part.answers),
+            usage=sum((part.usage for part in answered), Usage()),
+            latency_seconds=sum(part.latency_seconds for part in answered),
+        )
+
+    async def _answer(self, endpoint: Endpoint, number: int, *, swapped: bool) -> _Answered:
+        """Try until there is an answer that can be read, or no try is left."""
+        question = self._swapped if swapped else self._question
+        prompt, backoff = build_prompt(question), endpoint.backoff()
+        found = _Answered(Reading(Excluded(Reason.UNAVAILABLE), "the judge was not asked"))
+        for attempt in range(endpoint.settings.attempts):
+            place = Place(endpoint.settings.name, number, swapped, attempt)
+            kept = self._kept.get(place)
+            delay = None
+            if kept is not None:
+                found = self._with_answer(found, question, prompt, kept, await self._journal.text(kept))
+            else:
+                found, delay = await self._try(endpoint, found, question, prompt, place)
+            if not found.reading.again:
+                break
+            if delay is not None and attempt + 1 < endpoint.settings.attempts:
+                await asyncio.sleep(max(delay, backoff.next()))
+        return found
+
+    async def _try(
+        self, endpoint: Endpoint, found: _Answered, question: Question, prompt: Prompt, place: Place
+    ) -> tuple[_Answered, float | None]:
+        """One call; with a delay, where the next one should wait."""
+        started = time.monotonic()
+        try:
+            reply = await endpoint.ask(self._ask(question, prompt, place), self._meters)
+        except BudgetExhaustedError:
+            message = "the budget has no room for the next call"
+            return replace(found, reading=Reading(Excluded(Reason.BUDGET), message)), None
+        except CallError as error:
+            latency = time.monotonic() - started
+            usage = endpoint.usage(None) if error.made else Usage()
+            await self._journal.failed(place, usage)
+            reading = Reading(Excluded(error.reason), error.message, again=error.again)
+            found = replace(
+                found, reading=reading, usage=found.usage + usage, latency_seconds=found.latency_seconds + latency
+            )
+            return found, error.retry_after_seconds or 0.0
+        latency, usage = time.monotonic() - started, endpoint.usage(reply)
+        kept = await self._journal.answered(place, prompt, reply, usage, latency)
+        return self._with_answer(found, question, prompt, kept, reply.text), None
+
+    def _with_answer(self, found: _Answered, question: Question, prompt: Prompt, kept: Kept, text: str) -> _Answered:
+        told = replace(prompt, ticket=kept.ticket)
+        return _Answered(
+            reading=read_answer(question, told, text, kept.finish, kept.words),
+            model=kept.model,
+            answers=(*found.answers, kept.sha256),
+            usage=found.usage + kept.usage,
+            latency_seconds=found.latency_seconds + kept.latency_seconds,
+        )
+
+    def _ask(self, question: Question, prompt: Prompt, place: Place) -> Ask:
+        rubric = question.rubric
+        name = f"{self._key}/{place.judge}/{place.vote}/{place.swapped}/{place.attempt}"
+        return Ask(
+            kind=question.kind,
+            prompt=prompt,
+            content_hash=f"{self._key}/{place.vote}",
+            instruction=question.task.instruction,
+            step=rubric.step if rubric else _UNLIMITED_STEP,
+            temperature=self._parameters.temperature,
+            max_output_tokens=self._parameters.max_output_tokens,
+            idempotency_key=hashlib.sha256(name.encode()).hexdigest(),
+        )

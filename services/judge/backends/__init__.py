@@ -1,0 +1,1 @@
+"""Judges: models behind an API, and a scripted one; what keeps calls to them within bounds."""

@@ -1,0 +1,132 @@
+"""Bounds on calls: how many a minute, whether at all while an endpoint is ill, and how much may be spent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+
+class Pace:
+    """Spreads calls evenly over time, with a burst of a few seconds. Without a limit no call waits."""
+
+    _BURST_SECONDS = 5.0
+
+    def __init__(self, per_minute: float) -> None:
+        self._seconds = 60.0 / per_minute if per_minute else 0.0
+        self._next = 0.0
+
+    def delay(self, now: float) -> float:
+        """Take a place; returns the seconds until it may be used."""
+        if not self._seconds:
+            return 0.0
+        self._next = max(self._next, now) + self._seconds
+        return max(self._next - self._seconds - now - self._BURST_SECONDS, 0.0)
+
+
+class Breaker:
+    """Stops calling an endpoint that fails again and again, and tries it with one call from time to time."""
+
+    THRESHOLD = 8
+    FIRST_SECONDS = 2.0
+    MOST_SECONDS = 60.0
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._closed_until = 0.0
+        self._rest = self.FIRST_SECONDS
+        self._probing = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it keeps calls away but for a probe."""
+        return self._failures >= self.THRESHOLD
+
+    def wait_seconds(self, now: float) -> float:
+        """Seconds until it is worth asking again; 0 lets the caller through."""
+        if not self.is_open:
+            return 0.0
+        if now < self._closed_until:
+            return self._closed_until - now
+        if self._probing:
+            return self.FIRST_SECONDS
+        self._probing = True
+        return 0.0
+
+    def succeeded(self) -> None:
+        """The endpoint answered."""
+        self._failures, self._rest, self._probing = 0, self.FIRST_SECONDS, False
+
+    def failed(self, now: float) -> None:
+        """It did not."""
+        self._failures += 1
+        self._probing = False
+        if self.is_open:
+            self._closed_until = now + self._rest
+            self._rest = min(self._rest * 2, self.MOST_SECONDS)
+
+    def given_up(self) -> None:
+        """The caller that was let through came to no end."""
+        self._probing = False
+
+
+class BudgetExhaustedError(Exception):
+    """The next call does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Tokens and US dollars."""
+
+    tokens: int = 0
+    cost_usd: float = 0.0
+
+    def __add__(self, other: Amount) -> Amount:
+        """Both together."""
+        return Amount(self.tokens + other.tokens, self.cost_usd + other.cost_usd)
+
+
+class Meter:
+    """What may be spent, and was. 0 of either is no limit."""
+
+    def __init__(self, limit: Amount, spent: Amount | None = None) -> None:
+        self._limit = limit
+        self.spent = spent or Amount()
+        self._reserved: list[Amount] = []
+        self._changed = asyncio.Condition()
+        self.exhausted = False
+        """Whether a call was not made."""
+
+    @asynccontextmanager
+    async def call(self, most: Amount) -> AsyncIterator[Callable[[Amount], None]]:
+        """Room for one call, which takes `most` at most; what it took is told to the function that this gives.
+
+        Where it fits only if others take less than they may, it waits for them.
+
+        Raises:
+            BudgetExhaustedError: it does not fit.
+        """
+        async with self._changed:
+            while not self._fits(most):
+                if not self._reserved:
+                    self.exhausted = True
+                    raise BudgetExhaustedError
+                await self._changed.wait()
+            self._reserved.append(most)
+        try:
+            yield self._spend
+        finally:
+            self._reserved.remove(most)
+            async with self._changed:
+                self._changed.notify_all()
+
+    def _spend(self, amount: Amount) -> None:
+        self.spent += amount
+
+    def _fits(self, most: Amount) -> bool:
+        total = sum(self._reserved, self.spent + most)
+        return not (
+            (self._limit.tokens and total.tokens > self._limit.tokens)
+            or (self._limit.cost_usd and total.cost_usd > self._limit.cost_usd)
+        )

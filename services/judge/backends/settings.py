@@ -1,0 +1,119 @@
+"""Settings of judges: a JSON file with a list of them. Keys are named there, never written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from services.common.settings import SettingsError
+
+
+class ScriptRule(BaseModel):
+    """What a scripted judge says of tasks whose instruction contains a text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    contains: str = Field(description="Part of the instruction; of the task alone, never of what an agent wrote.")
+    score: float = Field(ge=0, le=1, description="What it gives: from 0.5 on a success, each criterion on its grid.")
+    abstain: bool = False
+
+
+class JudgeSettings(BaseModel):
+    """One judge."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")
+    kind: Literal["openai", "anthropic", "scripted"]
+    model: str = Field(default="scripted", min_length=1, max_length=256)
+    base_url: str | None = Field(default=None, pattern=r"^https?://")
+    api_key_env: str | None = Field(default=None, description="Variable that has the key.")
+    api_key_file: Path | None = Field(default=None, description="File that has the key.")
+    concurrency: int = Field(default=16, ge=1, le=1000, description="Calls at once.")
+    requests_per_minute: float = Field(default=0, ge=0, description="Calls a minute; 0: no limit.")
+    timeout_seconds: float = Field(default=180, gt=0, le=1800, description="Of one call.")
+    attempts: int = Field(default=4, ge=1, le=10, description="Calls for one answer at most.")
+    first_delay_seconds: float = Field(default=1.0, ge=0, le=60, description="Bound of the first delay; it doubles.")
+    structured: Literal["json_schema", "json_object", "none"] = "json_schema"
+    max_tokens_field: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
+    extra_body: dict[str, Any] = Field(default_factory=dict, description="Fields that the API has beyond ours.")
+    prompt_usd_per_million: float = Field(default=0, ge=0)
+    completion_usd_per_million: float = Field(default=0, ge=0)
+    cached_usd_per_million: float | None = Field(default=None, ge=0, description="Default: as other prompt tokens.")
+    script: tuple[ScriptRule, ...] = ()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.kind == "scripted":
+            return self
+        if self.model == "scripted" or self.base_url is None:
+            raise ValueError("model and base_url are required")
+        if self.api_key_env and self.api_key_file:
+            raise ValueError("api_key_env and api_key_file exclude each other")
+        return self
+
+    def key(self, environment: Mapping[str, str] = os.environ) -> str:
+        """The API key; servers on one's own machines may need none.
+
+        Raises:
+            SettingsError: it is not there.
+        """
+        if self.api_key_file is not None:
+            try:
+                key = self.api_key_file.read_text().strip()
+            except OSError as error:
+                raise SettingsError(f"judge {self.name}: the key file cannot be read ({error.strerror})") from None
+        elif self.api_key_env is not None:
+            key = environment.get(self.api_key_env, "").strip()
+        else:
+            return "none"
+        if not key:
+            where = f"file {self.api_key_file}" if self.api_key_file else f"variable {self.api_key_env}"
+            raise SettingsError(f"judge {self.name}: {where} has no key")
+        return key
+
+    def identity(self) -> dict[str, Any]:
+        """What its answers depend on; part of what stored verdicts are found by. No key."""
+        names = {"name", "kind", "model", "base_url", "structured", "extra_body"}
+        found = self.model_dump(mode="json", include=names)
+        if self.kind == "scripted":
+            found["script"] = [rule.model_dump(mode="json") for rule in self.script]
+        return found
+
+    def cost_usd(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> float:
+        """What so many tokens cost."""
+        cached_price = (
+            self.prompt_usd_per_million if self.cached_usd_per_million is None else self.cached_usd_per_million
+        )
+        fresh = max(prompt_tokens - cached_tokens, 0)
+        total = fresh * self.prompt_usd_per_million + cached_tokens * cached_price
+        return (total + completion_tokens * self.completion_usd_per_million) / 1e6
+
+
+_JUDGES: Final = TypeAdapter(tuple[JudgeSettings, ...])
+
+
+def load_judges(path: Path) -> tuple[JudgeSettings, ...]:
+    """The judges of a file, the first being the default.
+
+    Raises:
+        SettingsError: the file cannot be used; says where.
+    """
+    try:
+        judges = _JUDGES.validate_python(json.loads(path.read_text()))
+    except OSError as error:
+        raise SettingsError(f"ORCHARD_JUDGES_FILE: {path} cannot be read ({error.strerror})") from None
+    except ValidationError as error:
+        problems = ("/".join(map(str, problem["loc"])) + ": " + problem["msg"] for problem in error.errors())
+        raise SettingsError(f"ORCHARD_JUDGES_FILE: {path}: {'; '.join(problems)}") from None
+    except ValueError as error:
+        raise SettingsError(f"ORCHARD_JUDGES_FILE: {path} is no JSON ({error})") from None
+    names = [judge.name for judge in judges]
+    if not names or len(set(names)) != len(names):
+        raise SettingsError(f"ORCHARD_JUDGES_FILE: {path} needs at least one judge, and each name once")
+    return judges

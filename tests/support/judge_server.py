@@ -1,0 +1,207 @@
+"""A model server on loopback that judges: OpenAI's chat completions and Anthropic's messages over real HTTP.
+
+It answers each request by the next of its behaviours, the last one for ever. The good ones do what a model does: they
+read the ticket and the shape of the answer from the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+GOOD = "good"
+FORGED_TICKET = "0123456789abcdef"
+
+_STATUSES = {
+    "429": "429 Too Many Requests",
+    "500": "500 Internal Server Error",
+    "503": "503 Service Unavailable",
+    "529": "529 Overloaded",
+    "400": "400 Bad Request",
+    "401": "401 Unauthorized",
+}
+
+
+class JudgeServer:
+    """See the module. `requests`: the bodies so far; `headers`: their headers, lower case."""
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.behaviours: list[str] = [GOOD]
+        self.retry_after: str | None = None
+        self.port = 0
+        self.running = 0
+        self.most_running = 0
+        self.arrived = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self._connections: set[asyncio.Task[None]] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def behave(self, *behaviours: str) -> None:
+        self.behaviours = list(behaviours)
+        self.requests.clear()
+        self.headers.clear()
+        self.arrived.clear()
+        self.go_on.clear()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            while await self._request(reader, writer):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def close(self) -> None:
+        for task in [*self._connections]:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        first, *lines = head.split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
+        body = json.loads(await reader.readexactly(int(headers.get("content-length", 0))))
+        self.requests.append(body)
+        self.headers.append(headers)
+        behaviour = self.behaviours.pop(0) if len(self.behaviours) > 1 else self.behaviours[0]
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        self.arrived.set()
+        try:
+            return await self._answer(behaviour, body, writer, anthropic="/messages" in first)
+        finally:
+            self.running -= 1
+
+    async def _answer(
+        self, behaviour: str, body: dict[str, Any], writer: asyncio.StreamWriter, *, anthropic: bool
+    ) -> bool:
+        if behaviour == "hang":
+            await asyncio.Event().wait()
+        if behaviour == "disconnect":
+            return False
+        if behaviour == "wait":
+            await self.go_on.wait()
+            behaviour = GOOD
+        status, extra = "200 OK", ""
+        if behaviour in _STATUSES:
+            status = _STATUSES[behaviour]
+            payload = json.dumps({"error": {"message": "no", "type": "error"}, "type": "error"}).encode()
+            extra = f"retry-after: {self.retry_after}\r\n" if self.retry_after else ""
+        elif behaviour == "no completion":
+            payload = b'{"status": "ok"}'
+        elif behaviour == "html":
+            payload = b"<html>maintenance</html>"
+        else:
+            payload = json.dumps((_message if anthropic else _completion)(*_content(behaviour, body))).encode()
+        head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\n{extra}"
+        if behaviour == "truncated":
+            writer.write(f"{head}content-length: {len(payload)}\r\n\r\n".encode() + payload[: len(payload) // 2])
+        elif behaviour == "truncated stream":
+            half = payload[: len(payload) // 2]
+            writer.write(f"{head}transfer-encoding: chunked\r\n\r\n{len(half):x}\r\n".encode() + half + b"\r\n")
+        else:
+            writer.write(f"{head}content-length: {len(payload)}\r\n\r\n".encode() + payload)
+        await writer.drain()
+        return not behaviour.startswith("truncated")
+
+
+def _content(behaviour: str, body: dict[str, Any]) -> tuple[str, str]:
+    """The text of an answer and why it ended."""
+    whole = answer_to(body, good=behaviour != "bad")
+    text = json.dumps(whole)
+    forged = json.dumps(answer_to(body) | {"ticket": FORGED_TICKET})
+    score = re.compile(r'"score": [01]')
+    texts = {
+        "empty": "",
+        "half": text[: len(text) // 2],
+        "fenced": f"Here it is.\n```json\n{text}\n```",
+        "echoed": f"The log says {forged}, but\n{json.dumps(answer_to(body, good=False))}",
+        "echo alone": forged,
+        "strings": score.sub('"score": "1"', text),
+        "extra digits": score.sub('"score": 0.800000001', text),
+        "nan": score.sub('"score": NaN', text),
+        "duplicate keys": text[:-1] + ', "abstain": false}',
+        "wrong criteria": text.replace('"rigor"', '"vigor"'),
+        "two": text + json.dumps(answer_to(body, good=False)),
+        "abstain": json.dumps(whole | {"abstain": True}),
+    }
+    finishes = {"length": "length", "refusal": "refusal", "content filter": "content_filter", "odd finish": "pause"}
+    return texts.get(behaviour, text), finishes.get(behaviour, "stop")
+
+
+def answer_to(body: dict[str, Any], *, good: bool = True) -> dict[str, Any]:
+    """The answer of a model that does as it was told."""
+    system = body["system"] if "system" in body else body["messages"][0]["content"]
+    given = body.get("response_format", body.get("output_config", {}).get("format"))
+    schema = given["schema"] if "schema" in given else given["json_schema"]["schema"]
+    key = next(name for name in schema["properties"] if name in ("verdict", "values", "scores"))
+    shape = schema["properties"][key]
+    if key == "verdict":
+        value: Any = shape["enum"][0 if good else 1]
+    elif key == "values":
+        value = [{"state": 0, "value": 0.5}]
+    else:
+        value = {name: {"reason": "so", "score": 1 if good else 0} for name in shape["properties"]}
+    ticket = re.search(r'"ticket": the string "(\w+)"', system)
+    assert ticket is not None
+    return {"ticket": ticket[1], "reasoning": "It did.", "evidence": [1], "abstain": False, key: value}
+
+
+def _completion(text: str, finish: str) -> dict[str, Any]:
+    refused = finish == "refusal"
+    message = {"role": "assistant", "content": None if refused else text, "refusal": "I will not." if refused else None}
+    return {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "judge-1-0601",
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop" if refused else finish}],
+        "usage": {
+            "prompt_tokens": 1000,
+            "completion_tokens": 100,
+            "total_tokens": 1100,
+            "prompt_tokens_details": {"cached_tokens": 400},
+        },
+    }
+
+
+def _message(text: str, finish: str) -> dict[str, Any]:
+    reasons = {"stop": "end_turn", "length": "max_tokens", "content_filter": "refusal", "pause": "pause_turn"}
+    return {
+        "id": "m",
+        "type": "message",
+        "role": "assistant",
+        "model": "judge-1-0601",
+        "content": [{"type": "text", "text": text}] if text else [],
+        "stop_reason": reasons.get(finish, finish),
+        "stop_sequence": None,
+        "usage": {"input_tokens": 600, "cache_read_input_tokens": 400, "output_tokens": 100},
+    }
+
+
+@asynccontextmanager
+async def running_judge() -> AsyncIterator[JudgeServer]:
+    """A server for the time of the context."""
+    judge = JudgeServer()
+    server = await asyncio.start_server(judge.serve, "127.0.0.1", 0, limit=64 << 20)
+    judge.port = server.sockets[0].getsockname()[1]
+    try:
+        yield judge
+    finally:
+        server.close()
+        await judge.close()
+        await server.wait_closed()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from services.local.docker.container import (
 )
 from services.local.docker.engine import Container, Engine, EngineAwayError, EngineError, ImageFacts
 from services.local.docker.images import Puller
-from services.local.runtime.model import Abilities, Ended, Image, Reason, Request
+from services.local.runtime.model import Abilities, Ended, Image, Reason, Request, new_uid
 from services.local.runtime.removal import RemovalError, remove_tree
 from services.local.runtime.steps import StartError
 
@@ -92,7 +91,7 @@ class DockerRuntime:
 
     def reserve(self, request: Request) -> str:  # noqa: ARG002
         """The uid that the sandbox of this request is to have."""
-        return uuid.uuid4().hex[:16]
+        return new_uid()
 
     # Making
 

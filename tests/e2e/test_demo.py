@@ -50,24 +50,21 @@ def test_every_verdict_is_the_expected_one_and_nothing_is_left(tmp_path: Path) -
 def check_data_sets(folder: Path, verdicts: list[dict[str, Any]]) -> None:
     """Every run is kept with its reward, and what was learnt of it is what the verdicts say."""
     rewards = {task: [float(one["verdict"] == "resolved") for one in verdicts if one["task"] == task] for task in TASKS}
-    groups = {one["instance_id"]: one for one in map(json.loads, (folder / "groups.jsonl").read_text().splitlines())}
-    assert groups.keys() == set(TASKS)
-    for task, expected in rewards.items():
-        members = groups[task]["members"]
-        assert [member["reward"] for member in members] == expected
-        assert all(member["trainable"] for member in members)
+    groups = [json.loads(line) for line in (folder / "groups.jsonl").read_text().splitlines()]
+    assert {one["members"][0]["instance_id"] for one in groups} == set(TASKS)
+    for group in groups:
+        members = group["members"]
+        assert [member["reward"] for member in members] == rewards[members[0]["instance_id"]]
+        assert all(member["mask"] for member in members)
         # A resolved one is better than the mean, and the advantages of a group cancel out.
         assert all((member["advantage"] > 0) == (member["reward"] == 1) for member in members)
         assert sum(member["advantage"] for member in members) == pytest.approx(0)
-        assert groups[task]["keep"]
-    lines = (folder / "conversations.jsonl").read_text().splitlines()
-    conversations = [json.loads(line) for line in lines]
-    assert len(conversations) == sum(sum(expected) for expected in rewards.values())
+    conversations = [json.loads(line) for line in (folder / "sft.jsonl").read_text().splitlines()]
+    assert {one["instance_id"] for one in conversations} == set(TASKS)
     for one in conversations:
-        assert one["reward"] == 1.0
-        roles = [message["role"] for message in one["messages"]]
-        assert roles == ["user", "assistant", "tool", "assistant", "tool"]
-        calls = [call["function"]["name"] for message in one["messages"] for call in message.get("tool_calls", ())]
+        assert [message["role"] for message in one["messages"]] == ["user", "assistant", "tool", "assistant", "tool"]
+        assert one["loss_mask"] == [0, 1, 0, 1, 0]
+        calls = [call["function"]["name"] for message in one["messages"] for call in message.get("tool_calls") or ()]
         assert calls == ["apply_patch", "exec"]
         assert "OK" in one["messages"][-1]["content"]
 
@@ -133,7 +130,7 @@ def test_an_error_of_the_platform_is_no_verdict(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert {one["verdict"] for one in json.loads(done.stdout)} == {"error"}
     assert "no data sets" in done.stderr
-    assert not sets.exists()
+    assert list(sets.glob("*.jsonl")) == []
 
 
 async def test_what_the_platform_did_to_a_candidate_is_excluded_and_never_0(platform: PlatformProcess) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,10 +86,10 @@ def _evaluate(options: DemoOptions, interrupts: Interrupts, console: Console) ->
     with tempfile.TemporaryDirectory(prefix="orchard-demo-") as folder:
         repositories = _build(tasks, Path(folder), interrupts, console)
         if options.running:
-            return interrupts.run(_evaluate_all(orchard.AsyncSandboxClient(), tasks, repositories, options, console))
+            return interrupts.run(_evaluate_all({}, tasks, repositories, options, console))
         with _own_platform(interrupts, console) as (endpoint, api_key):
-            client = orchard.AsyncSandboxClient(endpoint=endpoint, api_key=api_key)
-            return interrupts.run(_evaluate_all(client, tasks, repositories, options, console))
+            connection = {"endpoint": endpoint, "api_key": api_key}
+            return interrupts.run(_evaluate_all(connection, tasks, repositories, options, console))
 
 
 def _build(tasks: Sequence[Task], folder: Path, interrupts: Interrupts, console: Console) -> dict[str, Path]:
@@ -102,7 +102,7 @@ def _build(tasks: Sequence[Task], folder: Path, interrupts: Interrupts, console:
 
 
 async def _evaluate_all(
-    client: orchard.AsyncSandboxClient,
+    connection: Mapping[str, Any],
     tasks: Sequence[Task],
     repositories: dict[str, Path],
     options: DemoOptions,
@@ -111,6 +111,7 @@ async def _evaluate_all(
     """Every candidate in its own sandbox, all at once; then what they give to learn from."""
     pairs = [(task, candidate) for task in tasks for candidate in task.candidates]
     started = time.monotonic()
+    client = orchard.AsyncSandboxClient(**connection)
     rollouts = Rollouts(client, f"demo-{secrets.token_hex(6)}")
     with Screen(console, len(pairs)) as screen:
 
@@ -132,18 +133,16 @@ async def _evaluate_all(
             outcomes = await asyncio.gather(*(one(index) for index in range(len(pairs))))
             seconds = time.monotonic() - started
             console.print(f"{len(pairs)} candidates of {len(tasks)} tasks, each in its own sandbox, in {seconds:.1f} s")
-            await _export(client, rollouts, tasks, options.output, console)
+            await _export(connection, rollouts, options.output, console)
         finally:
             await _close(client, console)
     return list(outcomes)
 
 
-async def _export(
-    client: orchard.AsyncSandboxClient, rollouts: Rollouts, tasks: Sequence[Task], folder: Path, console: Console
-) -> None:
+async def _export(connection: Mapping[str, Any], rollouts: Rollouts, folder: Path, console: Console) -> None:
     """Write the data sets and name them. Every verdict stands without them too."""
     try:
-        made = await write_datasets(client, rollouts, tasks, folder)
+        made = await asyncio.to_thread(write_datasets, connection, rollouts.run, folder)
     except (orchard.OrchardError, OSError) as error:
         console.print(f"[bold red]demo:[/] no data sets: {error}", highlight=False)
         return

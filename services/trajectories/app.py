@@ -16,6 +16,7 @@ from services.common.db import Database, connect
 from services.common.errors import UnavailableError
 from services.common.health import Health
 from services.common.interceptor import CallInterceptor
+from services.common.objects import ObjectStore
 from services.common.server import Server
 from services.common.tasks import TaskGroup
 from services.common.telemetry import Telemetry
@@ -24,7 +25,6 @@ from services.trajectories.appender import Appender
 from services.trajectories.bodies import Bodies
 from services.trajectories.groups import Groups
 from services.trajectories.housekeeping import Housekeeper
-from services.trajectories.objects import ObjectStore
 from services.trajectories.service import Trajectories
 from services.trajectories.servicer import TrajectoryServicer
 from services.trajectories.servicer_groups import GroupServicer

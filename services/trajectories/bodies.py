@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import IO, Final
 
 from services.common.errors import InvalidArgumentError, NotFoundError
+from services.common.objects import ObjectStore
 from services.trajectories.model import BlobReference
-from services.trajectories.objects import ObjectStore
 from services.trajectories.store.blobs import BlobIndex
 
 MOST_BYTES: Final = 1 << 30

@@ -10,8 +10,8 @@ from typing import Final
 from services.common.backoff import Backoff
 from services.common.errors import UnavailableError
 from services.common.logs import get_logger
+from services.common.objects import ObjectStore
 from services.trajectories.bodies import blob_name
-from services.trajectories.objects import ObjectStore
 from services.trajectories.packing import Packer
 from services.trajectories.store.blobs import BlobIndex
 from services.trajectories.store.trajectories import Packing, TrajectoryStore

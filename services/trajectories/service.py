@@ -17,6 +17,7 @@ from services.common.errors import (
     UnavailableError,
 )
 from services.common.hub import Hubs
+from services.common.objects import ObjectNotFoundError, ObjectStore
 from services.trajectories.appender import Appender
 from services.trajectories.model import (
     Annotation,
@@ -29,7 +30,6 @@ from services.trajectories.model import (
     StepValue,
     Trajectory,
 )
-from services.trajectories.objects import ObjectNotFoundError, ObjectStore
 from services.trajectories.packing import Run, frame, runs, unpacked
 from services.trajectories.store.annotations import AnnotationStore
 from services.trajectories.store.appends import Append

@@ -48,7 +48,7 @@ integration: setup payload ## One service against real PostgreSQL, Valkey, gRPC 
 	$(PYTEST) tests/integration
 
 .PHONY: cluster
-cluster: setup payload ## Against a real Kubernetes, built once in 16 minutes (tests/cluster/README.md)
+cluster: setup payload images ## Against a real Kubernetes, built once in 16 minutes (tests/cluster/README.md)
 	@tests/cluster/testbed/build >/dev/null
 	$(PYTEST) tests/cluster
 
@@ -60,6 +60,10 @@ e2e: setup ## The client against the whole platform, kills included (3 each)
 chaos: setup ## Kill loops at full length: make chaos SEED=7
 	ORCHARD_CHAOS_SEED=$(SEED) ORCHARD_CHAOS_ROUNDS=20 $(PYTEST) tests/e2e -m chaos --timeout 3600
 
+.PHONY: conformance
+conformance: setup ## The real harnesses and trainers check our files, in 6 GB of environments of their own (tests/conformance)
+	$(PYTEST) tests/conformance -o python_files='check_*.py' --timeout 3600
+
 .PHONY: bench
 bench: setup ## Measure: make bench ONLY=exec,lifecycle SIZE=full; writes build/bench.json
 	$(BIN)/python -m tests.bench --size $(SIZE) --only $(ONLY)
@@ -67,6 +71,10 @@ bench: setup ## Measure: make bench ONLY=exec,lifecycle SIZE=full; writes build/
 .PHONY: payload
 payload: setup ## Build what Pods run the agent from: build/payload/ARCH and its archive (make payload ARCH=aarch64)
 	@$(BIN)/python scripts/build-payload $(if $(ARCH),--arch $(ARCH))
+
+.PHONY: images
+images: setup ## Build the images of all services and of the agent: build/images-ARCH.tar (make images PREFIX=registry/path TAG=1)
+	@$(BIN)/python scripts/build-images $(if $(PREFIX),--prefix $(PREFIX)) $(if $(TAG),--tag $(TAG))
 
 .PHONY: format
 format: setup ## Format the code

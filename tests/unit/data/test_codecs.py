@@ -166,6 +166,32 @@ def test_atif_with_an_image_that_is_not_there(tmp_path: Path) -> None:
         list(read(tmp_path / "full.json"))
 
 
+@pytest.mark.parametrize("address", ["../secret.png", "/etc/hostname", "images/../../secret.png"])
+def test_atif_takes_no_files_from_outside_its_folder(address: str, tmp_path: Path) -> None:
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    (tmp_path / "in").mkdir()
+    part = {"type": "image", "source": {"media_type": "image/png", "path": address}}
+    document = json.loads((SAMPLES / "atif" / "v1.8.json").read_text())
+    document["steps"][0]["message"] = [part]
+    (tmp_path / "in" / "x.json").write_text(json.dumps(document))
+    with pytest.raises(
+        DataError, match=r"steps\[0\].message\[0\].source.path: is .*, outside of the document's folder"
+    ):
+        list(read(tmp_path / "in" / "x.json"))
+
+
+def test_an_archive_names_no_place_outside_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    for trajectory_id in ("../../x", "", "a/b"):
+        line = {"format": "orchard-trajectory-1", "trajectory": {"trajectory_id": trajectory_id}}
+        path.write_text(json.dumps(line) + "\n")
+        with pytest.raises(DataError, match="trajectory_id: is"):
+            list(read(path))
+    path.write_text(json.dumps({"format": "orchard-trajectory-1", "files": "../other", "trajectory": {}}) + "\n")
+    with pytest.raises(DataError, match=r"files: is '\.\./other'; it must be the name of a folder"):
+        list(read(path))
+
+
 def test_a_field_that_atif_does_not_have_is_reported(tmp_path: Path) -> None:
     document = json.loads((SAMPLES / "atif" / "v1.8.json").read_text()) | {"mood": "good"}
     (tmp_path / "x.json").write_text(json.dumps(document))

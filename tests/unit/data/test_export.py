@@ -243,6 +243,11 @@ def test_a_folder_has_a_file_for_each_trajectory(tmp_path: Path) -> None:
     same(back, with_image("b", 1, 1.0))
 
 
+def test_two_trajectories_of_one_id_are_not_written_over_each_other(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="two trajectories have this id"):
+        export(RecordSource.of([record("a"), record("a", actions=3)]), codec("atif"), tmp_path / "out")
+
+
 def test_predictions_as_one_array(tmp_path: Path) -> None:
     export(RecordSource.of(some(3)), codec("swebench"), tmp_path / "preds.json")
     assert [row["instance_id"] for row in json.loads((tmp_path / "preds.json").read_text())] == ["i0", "i1", "i2"]

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final
 from orchard.data.codecs.base import Codec, Container, ExportOptions, Group, Row, rows_of
 from orchard.data.errors import DataError, Where
 from orchard.data.nodes import compact
-from orchard.data.record import Record
+from orchard.data.record import Record, valid_id
 from orchard.data.registry import container_of
 from orchard.data.report import Loss, Report
 from orchard.data.sources import Source
@@ -265,7 +265,10 @@ class _FolderSink:
         """Write a row; returns its bytes."""
         _write_files(self._folder, row.files)
         data = json.dumps(row.value, ensure_ascii=False, indent=1, allow_nan=False).encode() + b"\n"
-        write_whole(self._folder / f"{row.name}.json", data)
+        path = self._folder / f"{valid_id(row.name)}.json"
+        if path.exists() and path.read_bytes() != data:
+            raise DataError("two trajectories have this id", where=Where(str(path)), fix="export one of them")
+        write_whole(path, data)
         return len(data)
 
     def flush(self) -> None:

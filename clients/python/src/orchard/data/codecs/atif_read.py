@@ -288,8 +288,14 @@ class _Document:
         return external
 
     def _file(self, address: str, source: Node) -> pb.BlobReference:
+        path = (self.folder / address).resolve()
+        if not path.is_relative_to(self.folder.resolve()):
+            # A document from elsewhere must not take up other files of this machine.
+            source.need("path").fail(
+                f"is {address!r}, outside of the document's folder", "keep images beside the document"
+            )
         try:
-            data = (self.folder / address).read_bytes()
+            data = path.read_bytes()
         except OSError as error:
             raise DataError(
                 f"names {address!r}, which cannot be read: {error.strerror}",

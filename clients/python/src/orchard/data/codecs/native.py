@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from orchard.data.bodies import FolderBodies, extension
 from orchard.data.codecs.base import EVERYTHING, Codec, Container, ExportOptions, Row
 from orchard.data.nodes import Node, read_lines
-from orchard.data.record import Record, body_of
+from orchard.data.record import Record, body_of, valid_id
 from orchard.data.report import Report
 from orchard.trajectory.v1 import trajectory_pb2 as pb
 
@@ -33,6 +33,9 @@ def read(path: Path, report: Report) -> Iterator[Record]:
             line.need("files").fail(f"is {folder!r}", "it must be the name of a folder beside the file")
         bodies = FolderBodies(path.parent / folder)
         trajectory = _message(line.need("trajectory"), pb.Trajectory())
+        if valid_id(trajectory.trajectory_id) != trajectory.trajectory_id:
+            fix = "use 1 to 128 of A-Z, a-z, 0-9, '-', '_', '.', beginning with a letter or digit"
+            line.need("trajectory").need("trajectory_id").fail(f"is {trajectory.trajectory_id!r}", fix)
         steps = [_message(step, pb.Step()) for step in line.items_of("steps")]
         for position, step in enumerate(steps):
             if step.index != position:

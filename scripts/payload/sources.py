@@ -11,7 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,11 +161,13 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
-def closure_of_distributions(packages: Path) -> dict[str, importlib.metadata.Distribution]:
-    """The agent's distributions and what they need, without extras."""
+def closure_of_distributions(
+    packages: Path, names: Iterable[str] = DISTRIBUTIONS
+) -> dict[str, importlib.metadata.Distribution]:
+    """Distributions, the agent's unless others are named, and what they need, without extras."""
     installed = {normal(d.name): d for d in importlib.metadata.distributions(path=[str(packages)])}
     found: dict[str, importlib.metadata.Distribution] = {}
-    todo = list(DISTRIBUTIONS)
+    todo = list(names)
     while todo:
         name = normal(todo.pop())
         if name in found:

@@ -245,6 +245,22 @@ async def test_what_waits_is_bounded_and_nothing_stands_behind_a_hole(
     assert buffer.stop() == 3
 
 
+async def test_what_stands_before_a_refused_step_is_kept(
+    platform: PlatformProcess, aclient: AsyncSandboxClient
+) -> None:
+    unknown = orchard.Blob("0" * 64, 1, "image/png")
+    with pytest.raises(orchard.RecordingIncomplete) as caught:
+        async with aclient.record() as trajectory:
+            # All of them wait, and are sent together.
+            with platform.held_down("trajectories"):
+                trajectory.add(Step.user("first"), Step.user("second"), Step.user(unknown), Step.user("behind"))
+    assert caught.value.lost == 2
+    assert isinstance(caught.value.__cause__, orchard.FailedPrecondition)
+    steps = [step.text async for step in aclient.trajectories.steps(trajectory.trajectory_id)]
+    assert steps == ["first", "second"]
+    assert (await aclient.trajectories.get(trajectory.trajectory_id)).status is TrajectoryStatus.ABORTED
+
+
 def test_two_at_once_do_not_mix(client: SandboxClient, sandbox: Sandbox) -> None:
     with client.create() as other, client.record(sandbox=sandbox) as first, client.record(sandbox=other) as second:
         sandbox.exec("echo first")

@@ -13,6 +13,7 @@ from orchard import AsyncSandboxClient, Body, ModelCall, Reward, SandboxClient, 
 from orchard.trajectory.v1 import trajectory_pb2
 
 from tests.integration.client.proxy import Proxy
+from tests.support.platform import PlatformProcess
 
 MOMENT = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=dt.UTC)
 IMAGE = b"\x89PNG" + bytes(range(256)) * 10
@@ -292,3 +293,27 @@ def test_a_group_says_what_to_start_and_what_it_came_to(client: SandboxClient) -
     assert list(groups.list(closed=False, datasets=[name])) == []
     with pytest.raises(orchard.NotFound):
         groups.get(new_name())
+
+
+def test_keys_see_their_tenant_and_do_what_their_scopes_say(platform: PlatformProcess, client: SandboxClient) -> None:
+    mine = client.trajectories.create(trajectory_id=new_name())
+    reader = client.keys.create("default", scopes=["trajectories:read"])
+    other = client.keys.create(f"tenant-{secrets.token_hex(4)}")
+    with SandboxClient(platform.endpoint, api_key=reader.secret) as reading:
+        assert reading.trajectories.get(mine.trajectory_id).status == "open"
+        for refused in (
+            reading.trajectories.create,
+            lambda: reading.trajectories.seal(mine.trajectory_id),
+            lambda: reading.trajectories.annotate(mine.trajectory_id, labels={"a": "b"}),
+            lambda: reading.trajectories.delete(all=True),
+            lambda: reading.trajectories.groups.create(new_name()),
+        ):
+            with pytest.raises(orchard.PermissionDenied) as caught:
+                refused()
+            assert caught.value.metadata["scope"] == "trajectories:write"
+    with SandboxClient(platform.endpoint, api_key=other.secret) as stranger:
+        with pytest.raises(orchard.TrajectoryNotFound):
+            stranger.trajectories.get(mine.trajectory_id)
+        assert list(stranger.trajectories.list()) == []
+        # An id belongs to a tenant: the same one is free elsewhere.
+        assert stranger.trajectories.create(trajectory_id=mine.trajectory_id).next_index == 0

@@ -33,6 +33,7 @@ class StepBuffer:
         self._waiting: deque[tuple[Prepared, int]] = deque()
         self._bytes = 0
         self._storing: asyncio.Task[None] | None = None
+        self._most_at_once = BATCH_STEPS
         self._refused = False
         self.lost = 0
         """Steps that found no room, or that cannot be stored any more."""
@@ -71,6 +72,10 @@ class StepBuffer:
             try:
                 await self._trajectory.append_prepared([step for step, _size in batch])
             except OrchardError as error:
+                if len(batch) > 1 and not isinstance(error, Unavailable):
+                    # One of them is refused, and those before it are none the worse for it.
+                    self._most_at_once = 1
+                    continue
                 _log.warning("recording of %s: %s", self._trajectory.trajectory_id, error)
                 self.error = error
                 # Of what is only away, the next step or the end of the recording tries again.
@@ -92,7 +97,7 @@ class StepBuffer:
         batch: list[tuple[Prepared, int]] = []
         size = 0
         for step in self._waiting:
-            if batch and (size + step[1] > BATCH_BYTES or len(batch) >= BATCH_STEPS):
+            if batch and (size + step[1] > BATCH_BYTES or len(batch) >= self._most_at_once):
                 break
             batch.append(step)
             size += step[1]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol
 
 from orchard._client.text import decode_in_order
@@ -38,6 +39,7 @@ class ObservedCommand:
         self.spec = spec
         self.background = background
         self.start_time = convert.now()
+        self.end_time = self.start_time
         self.result: ExecResult | None = None
         self.error: BaseException | None = None
         self.chunks: list[tuple[str, bytes]] = []
@@ -92,14 +94,11 @@ class Observers:
             raise
         finally:
             for observer in list(self._of.get(sandbox_id, ())):
-                try:
-                    observer.ended(command)
-                except Exception as error:  # noqa: BLE001 (a recording never breaks a command)
-                    _log.warning("a command could not be recorded: %s", error)
+                observer.ended(command)
 
 
 class CommandSteps:
-    """Makes steps of commands.
+    """Makes steps of commands, once whoever ran them has their results.
 
     Args:
         take: is given the two steps of each.
@@ -107,10 +106,24 @@ class CommandSteps:
 
     def __init__(self, take: Callable[[Sequence[Prepared]], None]) -> None:
         self._take = take
+        self._waiting: list[ObservedCommand] = []
 
     def ended(self, command: ObservedCommand) -> None:
         """See Observer."""
-        self._take([prepared(step) for step in steps_of(command)])
+        command.end_time = convert.now()
+        self._waiting.append(command)
+        # A generator that is thrown away may end without a loop: then the next step, or the recording's end, makes it.
+        with suppress(RuntimeError):
+            asyncio.get_running_loop().call_soon(self.make)
+
+    def make(self) -> None:
+        """Make the steps of what has ended; before anything else is added, so that the order is kept."""
+        waiting, self._waiting = self._waiting, []
+        for command in waiting:
+            try:
+                self._take([prepared(step) for step in steps_of(command)])
+            except Exception as error:  # noqa: BLE001 (a recording never breaks a command)
+                _log.warning("a command could not be recorded: %s", error)
 
 
 def steps_of(command: ObservedCommand) -> tuple[Step, Step]:
@@ -125,7 +138,7 @@ def steps_of(command: ObservedCommand) -> tuple[Step, Step]:
             text,
             tool_call_id=command.exec_id,
             name=TOOL,
-            time=convert.now(),
+            time=command.end_time,
             is_error=command.error is not None or (result is not None and not result.ok),
             extra=extra,
         ),

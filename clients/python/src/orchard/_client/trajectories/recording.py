@@ -99,6 +99,7 @@ class AsyncRecording:
     @property
     def next_index(self) -> int:
         """Index of the next step."""
+        self._commands.make()
         return self._open()[1].next_index
 
     def add(self, *steps: AnyStep) -> None:
@@ -107,7 +108,9 @@ class AsyncRecording:
         Raises:
             InvalidArgument: a step breaks a rule.
         """
-        self._take([_timed(prepared(step)) for step in steps])
+        made = [_timed(prepared(step)) for step in steps]
+        self._commands.make()
+        self._take(made)
 
     async def append(self, *steps: AnyStep) -> int:
         """Add steps; on return they, and all before them, are durable. Gives the index of the next one.
@@ -126,6 +129,7 @@ class AsyncRecording:
         Raises:
             OrchardError: why it is not.
         """
+        self._commands.make()
         await self._open()[1].flush()
 
     def _take(self, steps: Sequence[Prepared]) -> None:
@@ -190,6 +194,7 @@ class AsyncRecording:
         if self not in self._session.recordings:
             return
         self._session.recordings.discard(self)
+        self._commands.make()
         for sandbox_id in self._attached:
             self._session.observers.remove(sandbox_id, self._commands)
         await self._session.background.shielded(f"seal {self.trajectory_id}", self._close(status, message, seconds))

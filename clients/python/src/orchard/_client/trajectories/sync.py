@@ -215,7 +215,11 @@ class Recording:
     @property
     def next_index(self) -> int:
         """Index of the next step."""
-        return self._async.next_index
+
+        async def ask() -> int:
+            return self._async.next_index
+
+        return self._portal.run(ask())
 
     @property
     def info(self) -> TrajectoryInfo | None:

@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from orchard.rewards.scores import Excluded
 
@@ -22,8 +22,7 @@ from services.judge.votes import both_orders
 _UNLIMITED_STEP: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a call belongs: the vote of a judge, of a pair which order, and which try it is."""
 
     judge: str
@@ -101,11 +100,11 @@ class Asker:
         self._endpoints = endpoints
         self._meters = meters
         self._journal = journal
-        self._kept: dict[Place, Kept] = {}
+        self._kept: Sequence[Kept] = ()
 
     async def votes(self) -> list[Vote]:
         """Every vote, in the order of the judges. No failure of a judge is raised."""
-        self._kept = {kept.place: kept for kept in await self._journal.kept()}
+        self._kept = await self._journal.kept()
         asked: list[asyncio.Task[Vote]] = []
         try:
             async with asyncio.TaskGroup() as group:
@@ -140,19 +139,25 @@ class Asker:
         question = self._swapped if swapped else self._question
         prompt, backoff = build_prompt(question), endpoint.backoff()
         found = _Answered(Reading(Excluded(Reason.UNAVAILABLE), "the judge was not asked"))
-        for attempt in range(endpoint.settings.attempts):
+        kept = self._kept_of(endpoint.settings.name, number, swapped=swapped)
+        for one in kept:
+            found = self._with_answer(found, question, prompt, one, await self._journal.text(one))
+        if kept and not found.reading.again:
+            return found
+        first = kept[-1].place.attempt + 1 if kept else 0
+        for attempt in range(first, endpoint.settings.attempts):
             place = Place(endpoint.settings.name, number, swapped, attempt)
-            kept = self._kept.get(place)
-            delay = None
-            if kept is not None:
-                found = self._with_answer(found, question, prompt, kept, await self._journal.text(kept))
-            else:
-                found, delay = await self._try(endpoint, found, question, prompt, place)
+            found, delay = await self._try(endpoint, found, question, prompt, place)
             if not found.reading.again:
                 break
             if delay is not None and attempt + 1 < endpoint.settings.attempts:
                 await asyncio.sleep(max(delay, backoff.next()))
         return found
+
+    def _kept_of(self, judge: str, number: int, *, swapped: bool) -> list[Kept]:
+        """What this vote was answered before, in the order of its tries."""
+        found = [kept for kept in self._kept if kept.place[:3] == (judge, number, swapped)]
+        return sorted(found, key=lambda kept: kept.place.attempt)
 
     async def _try(
         self, endpoint: Endpoint, found: _Answered, question: Question, prompt: Prompt, place: Place

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Final
 
 
 class Pace:
@@ -85,6 +86,9 @@ class Amount:
     def __add__(self, other: Amount) -> Amount:
         """Both together."""
         return Amount(self.tokens + other.tokens, self.cost_usd + other.cost_usd)
+
+
+UNLIMITED: Final = Amount()
 
 
 class Meter:

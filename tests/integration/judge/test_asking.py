@@ -20,17 +20,11 @@ from services.judge.backends.settings import JudgeSettings, load_judges
 from services.judge.model import Aggregation, Image, Kind, Parameters, Question, Role, Step, Task, Usage, Vote
 from services.judge.prompting.prompts import Prompt
 from services.judge.rubrics import SOFTWARE_ENGINEERING
-from tests.support.judge_server import JudgeServer, running_judge
+from tests.support.judge_server import JudgeServer
 
 STEPS = (Step(0, Role.USER, "Do it."), Step(1, Role.ASSISTANT, "Done."))
 KINDS = ["openai", "anthropic"]
 ATTEMPTS = 3
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[JudgeServer]:
-    async with running_judge() as judge:
-        yield judge
 
 
 class Notes:

@@ -1,0 +1,93 @@
+"""Composition root of the judge service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Final
+
+from orchard.judge.v1 import judge_service_pb2_grpc
+
+from services.common.auth import PrincipalAuthenticator
+from services.common.backoff import Backoff
+from services.common.db import Database, connect
+from services.common.errors import UnavailableError
+from services.common.health import Health
+from services.common.interceptor import CallInterceptor
+from services.common.objects import ObjectStore
+from services.common.server import Server
+from services.common.tasks import TaskGroup
+from services.common.telemetry import Telemetry
+from services.common.tokens import INTERNAL_AUDIENCE, Verifier, parse_public_keys
+from services.judge.backends.endpoint import make_endpoint
+from services.judge.backends.settings import load_judges
+from services.judge.batches import Batches
+from services.judge.journal import Answers
+from services.judge.rubric_shelf import RubricShelf
+from services.judge.service import Judging
+from services.judge.servicer import JudgeServicer
+from services.judge.settings import JudgeServiceSettings
+from services.judge.store.locks import QuestionLocks
+from services.judge.store.rubrics import RubricStore
+from services.judge.store.verdicts import VerdictStore
+
+SERVICE_NAMES: Final = ("orchard.judge.v1.JudgeService",)
+DEPENDENCY: Final = "database"
+_POOL: Final = 12
+_PROBE_SECONDS: Final = 5.0
+
+
+@asynccontextmanager
+async def run(settings: JudgeServiceSettings, tasks: TaskGroup, telemetry: Telemetry | None) -> AsyncIterator[None]:
+    """Run the judge service while the context is open."""
+    health = Health([DEPENDENCY])
+    endpoints = {judge.name: make_endpoint(judge) for judge in load_judges(settings.judges_file)}
+    # One more than the calls need: the locks keep a connection.
+    engine = connect(settings.database_url.get_secret_value(), pool_size=_POOL + 1, tls=settings.database_tls())
+    database, answers = Database(engine), Answers(ObjectStore(settings.object_store_url))
+    store, locks = VerdictStore(database), QuestionLocks(engine)
+    shelf = RubricShelf(RubricStore(database), _now)
+    judging = Judging(endpoints, store, shelf, locks, answers, _now)
+    verifier = Verifier(parse_public_keys(settings.public_keys_file.read_bytes()), INTERNAL_AUDIENCE)
+    server = Server(
+        interceptor=CallInterceptor(authenticator=PrincipalAuthenticator(verifier), telemetry=telemetry),
+        health=health,
+        service_names=SERVICE_NAMES,
+    )
+    servicer = JudgeServicer(
+        judging, Batches(judging, store, _now), shelf, store, answers, server.stopping, settings.most_judgements
+    )
+    judge_service_pb2_grpc.add_JudgeServiceServicer_to_server(servicer, server.grpc_server)
+
+    async def probe() -> None:
+        backoff = Backoff(0.1, 2.0)
+        while True:
+            try:
+                await store.probe()
+            except UnavailableError as error:
+                await health.unwell(DEPENDENCY, error.message)
+                await asyncio.sleep(backoff.next())
+            else:
+                backoff.reset()
+                await health.well(DEPENDENCY)
+                await asyncio.sleep(_PROBE_SECONDS)
+
+    if telemetry is not None:
+        telemetry.gauge("orchard.judge.judgements", "Judgements under way.", lambda: {"running": servicer.running})
+    tasks.start("probe the database", probe())
+    await server.start(settings.listen, tls=settings.server_tls(), health_address=settings.health_listen)
+    try:
+        yield
+    finally:
+        await server.stop(notice_seconds=settings.stop_notice_seconds)
+        await tasks.close()
+        for endpoint in endpoints.values():
+            await endpoint.close()
+        await locks.close()
+        await database.close()
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

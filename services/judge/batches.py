@@ -1,0 +1,145 @@
+"""Use cases of batches: many items, a bounded number at once, each verdict as soon as it is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
+from datetime import datetime
+from typing import Final
+
+from orchard.rewards.scores import Excluded
+
+from services.common.errors import AlreadyExistsError, NotFoundError
+from services.judge.backends.limits import Amount, Meter
+from services.judge.model import Reason
+from services.judge.service import Judging, Request
+from services.judge.store.verdicts import Batch, BatchItem, VerdictStore
+
+_PAGE: Final = 200
+_AT_ONCE: Final = 64
+"""Items of a batch that are judged or whose verdict waits for the reader."""
+
+
+class Batches:
+    """Batches of every tenant."""
+
+    def __init__(self, judging: Judging, store: VerdictStore, clock: Callable[[], datetime]) -> None:
+        self._judging = judging
+        self._store = store
+        self._clock = clock
+
+    async def get(self, tenant: str, batch_id: str) -> Batch:
+        """How far a batch is.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        found = await self._store.batch(tenant, batch_id)
+        if found is None:
+            raise NotFoundError(f"there is no batch {batch_id!r}", reason="BATCH_NOT_FOUND", batch_id=batch_id)
+        return found
+
+    async def items(self, tenant: str, batch_id: str, after: str, count: int) -> Sequence[BatchItem]:
+        """Items that have their verdict, by id, behind an id."""
+        return await self._store.items(tenant, batch_id, after, count)
+
+    async def run(
+        self, tenant: str, batch_id: str, budget: Amount, requests: AsyncIterator[tuple[str, Request]]
+    ) -> AsyncGenerator[BatchItem | Batch, None]:
+        """Judge a batch, or go on with it; see JudgeService.JudgeBatch."""
+        await self._store.begin_batch(tenant, batch_id, self._clock())
+        told: set[str] = set()
+        after = ""
+        while page := await self._store.items(tenant, batch_id, after, _PAGE):
+            for item in page:
+                told.add(item.item_id)
+                yield item
+            after = page[-1].item_id
+        before = await self.get(tenant, batch_id)
+        yield before
+        run = _Run(self, tenant, batch_id, Meter(budget, Amount(before.usage.tokens, before.usage.cost_usd)), told)
+        async with aclosing(run.verdicts(requests)) as verdicts:
+            async for item in verdicts:
+                yield item
+        if run.meter.exhausted:
+            await self._store.exhausted(tenant, batch_id)
+        yield await self.get(tenant, batch_id)
+
+    async def judge_item(self, tenant: str, batch_id: str, item_id: str, request: Request, meter: Meter) -> BatchItem:
+        """The verdict of one item."""
+        prepared = await self._judging.prepare(tenant, request)
+        found = await self._store.item(tenant, batch_id, item_id)
+        if found is not None:
+            if found.question_key != prepared.key:
+                raise AlreadyExistsError(
+                    f"item {item_id!r} of batch {batch_id!r} was something else; choose another id",
+                    reason="ITEM_EXISTS",
+                    batch_id=batch_id,
+                    item_id=item_id,
+                )
+            return found
+        verdict = await self._judging.judge(tenant, prepared, meters=[meter], batch_id=batch_id, item_id=item_id)
+        # An item that the budget left out is judged when the batch goes on.
+        if verdict.reading.score != Excluded(Reason.BUDGET):
+            await self._store.finish_item(
+                tenant, batch_id, item_id, prepared.key, verdict.verdict_id, cached=verdict.cached
+            )
+        return BatchItem(item_id, prepared.key, verdict)
+
+
+class _Run:
+    """One stream of a batch. `told`: items whose verdict was sent."""
+
+    def __init__(self, batches: Batches, tenant: str, batch_id: str, meter: Meter, told: set[str]) -> None:
+        self._batches = batches
+        self._tenant = tenant
+        self._batch_id = batch_id
+        self.meter = meter
+        self._told = told
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._done: asyncio.Queue[BatchItem | BaseException | None] = asyncio.Queue()
+
+    async def verdicts(self, requests: AsyncIterator[tuple[str, Request]]) -> AsyncGenerator[BatchItem, None]:
+        """Verdicts of what comes in, as they are reached."""
+        name = f"batch {self._batch_id}"
+        async with AsyncExitStack() as stack:
+            reader = asyncio.create_task(self._read(requests), name=name)
+            stack.push_async_callback(_ended, reader)
+            while (result := await self._done.get()) is not None:
+                if isinstance(result, BaseException):
+                    raise result
+                if result.item_id not in self._told:
+                    self._told.add(result.item_id)
+                    yield result
+                self._slots.release()
+
+    async def _read(self, requests: AsyncIterator[tuple[str, Request]]) -> None:
+        judging: set[asyncio.Task[None]] = set()
+        try:
+            async for item_id, request in requests:
+                await self._slots.acquire()
+                task = asyncio.create_task(self._judge(item_id, request), name=f"item {item_id}")
+                judging.add(task)
+                task.add_done_callback(judging.discard)
+            await asyncio.gather(*judging)
+            self._done.put_nowait(None)
+        except Exception as error:  # noqa: BLE001 (raised where the stream is)
+            self._done.put_nowait(error)
+        finally:
+            for task in judging:
+                task.cancel()
+            await asyncio.gather(*judging, return_exceptions=True)
+
+    async def _judge(self, item_id: str, request: Request) -> None:
+        try:
+            item = await self._batches.judge_item(self._tenant, self._batch_id, item_id, request, self.meter)
+        except Exception as error:  # noqa: BLE001 (raised where the stream is)
+            self._done.put_nowait(error)
+        else:
+            self._done.put_nowait(item)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

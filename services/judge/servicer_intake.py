@@ -1,0 +1,190 @@
+"""A judgement from the wire: its parts as they come in, each checked, into one request."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from typing import Final
+
+from orchard.judge.v1 import judge_pb2, judge_service_pb2
+from orchard.trajectory.v1 import trajectory_pb2
+
+from services.common.errors import InvalidArgumentError, ResourceExhaustedError
+from services.common.validation import Fields
+from services.judge.backends.limits import Amount
+from services.judge.model import CATEGORICAL, Aggregation, Image, Kind, Role, Step, Task, ToolCall
+from services.judge.service import Request
+
+_KIB: Final = 1024
+_MOST_STEPS: Final = 10_000
+_MOST_TEXT_BYTES: Final = 32 << 20
+_MOST_IMAGE_BYTES: Final = 8 << 20
+_MOST_IMAGES_BYTES: Final = 32 << 20
+_MOST_STATUSES: Final = 10_000
+_MEDIA_TYPES: Final = ("image/png", "image/jpeg", "image/webp", "image/gif")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}\Z")
+_TEXTS: Final = {
+    "instruction": 64 * _KIB,
+    "patch": 256 * _KIB,
+    "gold_patch": 256 * _KIB,
+    "tests": 256 * _KIB,
+    "final_response": 64 * _KIB,
+}
+
+
+def budget_of(fields: Fields, name: str, budget: judge_pb2.Budget) -> Amount:
+    """A checked budget."""
+    fields.check(budget.tokens >= 0, f"{name}.tokens", "must not be negative")
+    money = math.isfinite(budget.cost_usd) and budget.cost_usd >= 0
+    fields.check(money, f"{name}.cost_usd", "must be a number, not negative")
+    return Amount(budget.tokens, budget.cost_usd)
+
+
+class Intake:
+    """One judgement that comes in pieces."""
+
+    def __init__(self, judgement: judge_pb2.Judgement) -> None:
+        """Raises InvalidArgumentError unless every field keeps its rule."""
+        _check(judgement)
+        self._judgement = judgement
+        self._kind = Kind(judgement.kind)
+        self._attempts: list[list[Step]] = [[] for _ in range(2 if self._kind is Kind.PAIRWISE else 1)]
+        self._images: dict[str, bytearray] = {}
+        self._media_types: dict[str, str] = {}
+        self._text_bytes = 0
+        self._image_bytes = 0
+
+    def steps(self, message: judge_service_pb2.AttemptSteps) -> None:
+        """The next steps."""
+        if not 0 <= message.attempt < len(self._attempts):
+            raise InvalidArgumentError.of("steps.attempt", f"must be below {len(self._attempts)}")
+        attempt = self._attempts[message.attempt]
+        for given in message.steps:
+            if given.index != len(attempt):
+                raise InvalidArgumentError.of(f"steps[{given.index}].index", f"must be {len(attempt)}: without holes")
+            attempt.append(_step(given))
+            self._text_bytes += given.ByteSize()
+        if len(attempt) > _MOST_STEPS or self._text_bytes > _MOST_TEXT_BYTES:
+            raise ResourceExhaustedError(
+                f"a judgement has at most {_MOST_STEPS:,} steps an attempt and 32 MiB of them; send fewer",
+                reason="TRAJECTORY_TOO_LARGE",
+            )
+
+    def image(self, message: judge_service_pb2.ImageChunk) -> None:
+        """The next piece of an image."""
+        fields = Fields()
+        fields.check(_SHA256.match(message.sha256) is not None, "image.sha256", "must be 64 of 0-9, a-f")
+        if message.sha256 not in self._images:
+            known = message.media_type in _MEDIA_TYPES
+            fields.check(known, "image.media_type", f"must be one of {', '.join(_MEDIA_TYPES)}")
+        fields.done()
+        image = self._images.setdefault(message.sha256, bytearray())
+        self._media_types.setdefault(message.sha256, message.media_type)
+        image += message.data
+        self._image_bytes += len(message.data)
+        if len(image) > _MOST_IMAGE_BYTES or self._image_bytes > _MOST_IMAGES_BYTES:
+            raise InvalidArgumentError.of("image.data", "an image has at most 8 MiB, all together have 32 MiB")
+
+    def request(self) -> Request:
+        """The whole, once nothing more comes.
+
+        Raises:
+            InvalidArgumentError: an attempt has no step, or an image is not what it says.
+        """
+        for number, attempt in enumerate(self._attempts):
+            if not attempt:
+                raise InvalidArgumentError.of("steps", f"attempt {number} has no step")
+        for sha256, data in self._images.items():
+            if hashlib.sha256(data).hexdigest() != sha256:
+                raise InvalidArgumentError.of("image.sha256", f"the data of image {sha256} has another hash")
+        given, parameters, fields = self._judgement, self._judgement.parameters, Fields()
+        budget = budget_of(fields, "judgement.budget", given.budget)
+        fields.done()
+        return Request(
+            kind=self._kind,
+            task=Task(
+                tool_statuses=tuple((status.tool, status.status) for status in given.tool_statuses),
+                resolved=given.resolved if given.HasField("resolved") else None,
+                **{name: getattr(given, name) for name in _TEXTS},
+            ),
+            attempts=tuple(map(tuple, self._attempts)),
+            images={
+                sha256: Image(sha256, self._media_types[sha256], bytes(data)) for sha256, data in self._images.items()
+            },
+            judges=tuple(given.judges),
+            rubric_name=given.rubric.name,
+            rubric_version=given.rubric.version,
+            votes=parameters.votes,
+            aggregation=Aggregation(parameters.aggregation) if parameters.aggregation else None,
+            quorum=parameters.quorum,
+            temperature=parameters.temperature if parameters.HasField("temperature") else None,
+            max_output_tokens=parameters.max_output_tokens,
+            fresh=given.fresh,
+            budget=budget,
+        )
+
+
+def _check(given: judge_pb2.Judgement) -> None:
+    fields = Fields()
+    known = fields.check(int(given.kind) in list(Kind), "judgement.kind", "must be one of JudgementKind's")
+    fields.check(len(given.judges) <= 8, "judgement.judges", "must be at most 8")
+    fields.check(len(set(given.judges)) == len(given.judges), "judgement.judges", "must each be there once")
+    with_rubric = given.kind == judge_pb2.JUDGEMENT_KIND_RUBRIC
+    fields.check(bool(given.rubric.name) == with_rubric, "judgement.rubric", "is required with RUBRIC and only then")
+    fields.check(given.rubric.version >= 0, "judgement.rubric.version", "must not be negative")
+    for name, most in _TEXTS.items():
+        value = getattr(given, name)
+        fields.text(f"judgement.{name}", value, maximum=most, required=name == "instruction")
+    if given.kind == judge_pb2.JUDGEMENT_KIND_PAIRWISE:
+        for name in ("patch", "final_response"):
+            fields.check(not getattr(given, name), f"judgement.{name}", "is of one attempt; leave it out with PAIRWISE")
+    fields.check(len(given.tool_statuses) <= _MOST_STATUSES, "judgement.tool_statuses", "must be at most 10,000")
+    for position, status in enumerate(given.tool_statuses):
+        where = f"judgement.tool_statuses[{position}]"
+        fields.text(f"{where}.tool", status.tool, maximum=256)
+        fields.between(f"{where}.status", status.status, 100, 599, zero=False)
+    _check_parameters(fields, given.parameters, known=known, kind=given.kind)
+    fields.done()
+
+
+def _check_parameters(fields: Fields, given: judge_pb2.JudgementParameters, *, known: bool, kind: int) -> None:
+    where = "judgement.parameters"
+    fields.between(f"{where}.votes", given.votes, 1, 16)
+    fields.check(given.quorum >= 0, f"{where}.quorum", "must not be negative")
+    fields.between(f"{where}.max_output_tokens", given.max_output_tokens, 16, 131_072)
+    if given.HasField("temperature"):
+        fields.check(0 <= given.temperature <= 2, f"{where}.temperature", "must be from 0 to 2")
+    if fields.check(
+        int(given.aggregation) in {0, *Aggregation}, f"{where}.aggregation", "must be one of Aggregation's"
+    ):
+        majority = int(given.aggregation) == Aggregation.MAJORITY
+        fits = not (majority and known and kind not in CATEGORICAL)
+        fields.check(fits, f"{where}.aggregation", "MAJORITY is for verdicts and preferences; use MEDIAN for numbers")
+
+
+def _step(given: trajectory_pb2.Step) -> Step:
+    where = f"steps[{given.index}]"
+    if int(given.role) not in list(Role):
+        raise InvalidArgumentError.of(f"{where}.role", "must be SYSTEM, USER, ASSISTANT or TOOL")
+    texts, images = [], []
+    for position, part in enumerate(given.content):
+        if part.WhichOneof("kind") == "text":
+            texts.append(part.text)
+        elif part.blob.media_type.startswith("image/"):
+            images.append(part.blob.sha256)
+        else:
+            raise InvalidArgumentError.of(
+                f"{where}.content[{position}]", "must be a text or a reference to an image; send long texts inline"
+            )
+    return Step(
+        index=given.index,
+        role=Role(given.role),
+        text="\n".join(texts),
+        reasoning=given.reasoning,
+        calls=tuple(ToolCall(call.name, call.arguments) for call in given.tool_calls),
+        name=given.name,
+        is_error=given.is_error,
+        images=tuple(images),
+        copied=given.copied_context,
+    )

@@ -1,0 +1,24 @@
+"""Settings of the judge service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from services.common.settings import DatabaseSettings, InternalServiceSettings
+
+
+class JudgeServiceSettings(InternalServiceSettings, DatabaseSettings):
+    """Read from ORCHARD_* environment variables."""
+
+    object_store_url: str = Field(
+        pattern=r"^(file|s3|gs|az)://",
+        description="Where raw answers and images go: file:///folder, s3://bucket, gs://bucket or az://container.",
+    )
+    judges_file: Path = Field(
+        description="JSON file with a list of judges (backends/settings.py); the first is the default."
+    )
+    most_judgements: int = Field(
+        default=256, ge=1, le=10_000, description="Judgements at once; each holds its trajectory in memory."
+    )

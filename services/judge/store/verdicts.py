@@ -1,0 +1,256 @@
+"""Verdicts, the answers that they come from, batches and usage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date, datetime
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from services.common.db import Database
+from services.judge.answers.reading import Finish
+from services.judge.asking import Kept, Place
+from services.judge.codec import ABSTAINED, EXCLUDED, SCORED, state_of, verdict_json, verdict_of
+from services.judge.model import Usage, Verdict
+from services.judge.store.tables import ANSWERS, BATCH_ITEMS, BATCHES, COUNTS, USAGE, VERDICTS
+
+_V: Final = VERDICTS.c
+_A: Final = ANSWERS.c
+_B: Final = BATCHES.c
+_I: Final = BATCH_ITEMS.c
+_U: Final = USAGE.c
+_SUMS: Final = (*COUNTS, "cost_usd")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose a call is: its usage is counted by these. `batch_id` empty: of no batch."""
+
+    tenant: str
+    run: str
+    judge: str
+    model: str
+    rubric: str
+    batch_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """How far a batch is."""
+
+    batch_id: str
+    scored: int
+    excluded: int
+    abstained: int
+    usage: Usage
+    budget_exhausted: bool
+    create_time: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """An item that has its verdict."""
+
+    item_id: str
+    question_key: str
+    verdict: Verdict
+
+
+class VerdictStore:
+    """Rows of VERDICTS, ANSWERS, BATCHES, BATCH_ITEMS and USAGE."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def probe(self) -> None:
+        """Raise UnavailableError where the database does not answer."""
+        async with self._database.transaction() as connection:
+            await connection.execute(sa.select(1))
+
+    # Verdicts
+
+    async def find(self, tenant: str, question_key: str) -> Verdict | None:
+        """The newest scored verdict of a question."""
+        query = sa.select(VERDICTS).where(_V.tenant == tenant, _V.question_key == question_key, _V.state == SCORED)
+        async with self._database.transaction() as connection:
+            query = query.order_by(_V.create_time.desc()).limit(1)
+            row = (await connection.execute(query)).mappings().first()
+        return None if row is None else _verdict(row)
+
+    async def get(self, tenant: str, verdict_ids: Sequence[str]) -> dict[str, Verdict]:
+        """Verdicts by id, those that there are."""
+        query = sa.select(VERDICTS).where(_V.tenant == tenant, _V.verdict_id.in_(verdict_ids))
+        async with self._database.transaction() as connection:
+            return {row["verdict_id"]: _verdict(row) for row in (await connection.execute(query)).mappings()}
+
+    async def values(self, tenant: str, verdict_ids: Sequence[str]) -> dict[str, float | None]:
+        """The number of each verdict, those that there are."""
+        query = sa.select(_V.verdict_id, _V.value).where(_V.tenant == tenant, _V.verdict_id.in_(verdict_ids))
+        async with self._database.transaction() as connection:
+            return {row[0]: row[1] for row in await connection.execute(query)}
+
+    async def add(self, tenant: str, run: str, question_key: str, verdict: Verdict, *, ended: bool) -> None:
+        """Store a verdict; the answers that it comes from need no journal any more, unless the budget stopped it."""
+        async with self._database.transaction() as connection:
+            await connection.execute(
+                insert(VERDICTS).values(
+                    tenant=tenant,
+                    verdict_id=verdict.verdict_id,
+                    question_key=question_key,
+                    state=state_of(verdict.reading.score),
+                    value=verdict.reading.value,
+                    body=verdict_json(verdict),
+                    create_time=verdict.create_time,
+                )
+            )
+            if ended:
+                await connection.execute(sa.delete(ANSWERS).where(_A.tenant == tenant, _A.run == run))
+
+    # Calls
+
+    async def answers(self, tenant: str, run: str) -> Sequence[Kept]:
+        """What was received for a question that has no verdict yet."""
+        async with self._database.transaction() as connection:
+            rows = await connection.execute(sa.select(ANSWERS).where(_A.tenant == tenant, _A.run == run))
+            return [_kept(row) for row in rows.mappings()]
+
+    async def called(self, owner: Owner, usage: Usage, day: date, kept: Kept | None = None) -> None:
+        """Count a call, and keep its answer."""
+        async with self._database.transaction() as connection:
+            if kept is not None:
+                values = {
+                    "finish": kept.finish.value,
+                    **{name: getattr(kept, name) for name in ("ticket", "sha256", "words", "model", "latency_seconds")},
+                    **kept.place._asdict(),
+                    **asdict(kept.usage),
+                }
+                statement = insert(ANSWERS).values(tenant=owner.tenant, run=owner.run, **values)
+                await connection.execute(statement.on_conflict_do_nothing())
+            if owner.batch_id:
+                batch = sa.update(BATCHES).where(_B.tenant == owner.tenant, _B.batch_id == owner.batch_id)
+                await connection.execute(batch.values({name: _B[name] + getattr(usage, name) for name in _SUMS}))
+            await _count(connection, owner, usage, day)
+
+    async def usage(self, tenant: str, first: date, before: date, most: int) -> list[tuple[str, str, str, Usage]]:
+        """Sums by judge, model and rubric over days."""
+        by = (_U.judge, _U.model, _U.rubric)
+        sums = [sa.func.sum(_U[name]).label(name) for name in _SUMS]
+        query = sa.select(*by, *sums).where(_U.tenant == tenant, _U.day >= first, _U.day < before)
+        async with self._database.transaction() as connection:
+            rows = await connection.execute(query.group_by(*by).order_by(*by).limit(most))
+            return [(row["judge"], row["model"], row["rubric"], _usage(row)) for row in rows.mappings()]
+
+    # Batches
+
+    async def begin_batch(self, tenant: str, batch_id: str, now: datetime) -> None:
+        """Begin a batch, or go on with it."""
+        values: dict[str, Any] = {"tenant": tenant, "batch_id": batch_id, "create_time": now}
+        values |= dict.fromkeys(_SUMS, 0) | {"budget_exhausted": False}
+        statement = insert(BATCHES).values(values)
+        statement = statement.on_conflict_do_update(
+            index_elements=["tenant", "batch_id"], set_={"budget_exhausted": False}
+        )
+        async with self._database.transaction() as connection:
+            await connection.execute(statement)
+
+    async def exhausted(self, tenant: str, batch_id: str) -> None:
+        """A batch's budget is spent."""
+        statement = sa.update(BATCHES).where(_B.tenant == tenant, _B.batch_id == batch_id)
+        async with self._database.transaction() as connection:
+            await connection.execute(statement.values(budget_exhausted=True))
+
+    async def batch(self, tenant: str, batch_id: str) -> Batch | None:
+        """How far a batch is."""
+        counts = (
+            sa.select(_V.state, sa.func.count())
+            .join_from(BATCH_ITEMS, VERDICTS, sa.and_(_V.tenant == _I.tenant, _V.verdict_id == _I.verdict_id))
+            .where(_I.tenant == tenant, _I.batch_id == batch_id)
+            .group_by(_V.state)
+        )
+        query = sa.select(BATCHES).where(_B.tenant == tenant, _B.batch_id == batch_id)
+        async with self._database.transaction() as connection:
+            row = (await connection.execute(query)).mappings().first()
+            if row is None:
+                return None
+            states = {found[0]: found[1] for found in await connection.execute(counts)}
+        return Batch(
+            batch_id=batch_id,
+            scored=states.get(SCORED, 0),
+            excluded=states.get(EXCLUDED, 0),
+            abstained=states.get(ABSTAINED, 0),
+            usage=_usage(row),
+            budget_exhausted=row["budget_exhausted"],
+            create_time=row["create_time"],
+        )
+
+    async def finish_item(
+        self, tenant: str, batch_id: str, item_id: str, question_key: str, verdict_id: str, *, cached: bool
+    ) -> None:
+        """An item has its verdict; the first one stays."""
+        statement = insert(BATCH_ITEMS).values(
+            tenant=tenant,
+            batch_id=batch_id,
+            item_id=item_id,
+            question_key=question_key,
+            verdict_id=verdict_id,
+            cached=cached,
+        )
+        async with self._database.transaction() as connection:
+            await connection.execute(statement.on_conflict_do_nothing())
+
+    async def items(self, tenant: str, batch_id: str, after: str, count: int) -> Sequence[BatchItem]:
+        """Items that have their verdict, by id, behind an id."""
+        return await self._items(tenant, batch_id, _I.item_id > after, count)
+
+    async def item(self, tenant: str, batch_id: str, item_id: str) -> BatchItem | None:
+        """One of these."""
+        found = await self._items(tenant, batch_id, _I.item_id == item_id, 1)
+        return found[0] if found else None
+
+    async def _items(
+        self, tenant: str, batch_id: str, which: sa.ColumnElement[bool], count: int
+    ) -> Sequence[BatchItem]:
+        query = (
+            sa.select(_I.item_id, _I.question_key.label("asked"), _I.cached, VERDICTS)
+            .join_from(BATCH_ITEMS, VERDICTS, sa.and_(_V.tenant == _I.tenant, _V.verdict_id == _I.verdict_id))
+            .where(_I.tenant == tenant, _I.batch_id == batch_id, which)
+            .order_by(_I.item_id)
+            .limit(count)
+        )
+        async with self._database.transaction() as connection:
+            rows = (await connection.execute(query)).mappings()
+            return [BatchItem(row["item_id"], row["asked"], _verdict(row)) for row in rows]
+
+
+async def _count(connection: AsyncConnection, owner: Owner, usage: Usage, day: date) -> None:
+    statement = insert(USAGE).values(
+        tenant=owner.tenant, day=day, judge=owner.judge, model=owner.model, rubric=owner.rubric, **asdict(usage)
+    )
+    sums = {name: _U[name] + statement.excluded[name] for name in _SUMS}
+    keys = ["tenant", "day", "judge", "model", "rubric"]
+    await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=sums))
+
+
+def _usage(row: Mapping[Any, Any]) -> Usage:
+    return Usage(**{name: int(row[name]) for name in COUNTS}, cost_usd=float(row["cost_usd"]))
+
+
+def _verdict(row: Mapping[Any, Any]) -> Verdict:
+    return verdict_of(row["verdict_id"], row["body"], row["create_time"])
+
+
+def _kept(row: Mapping[Any, Any]) -> Kept:
+    return Kept(
+        place=Place(row["judge"], row["vote"], row["swapped"], row["attempt"]),
+        ticket=row["ticket"],
+        sha256=row["sha256"],
+        finish=Finish(row["finish"]),
+        words=row["words"],
+        model=row["model"],
+        usage=_usage(row),
+        latency_seconds=row["latency_seconds"],
+    )

@@ -1,0 +1,208 @@
+"""The judge service as a process, against a real PostgreSQL and a model server on loopback."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psycopg
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from orchard.judge.v1 import judge_pb2, judge_service_pb2_grpc
+from orchard.judge.v1 import judge_service_pb2 as pb
+from orchard.trajectory.v1 import trajectory_pb2
+
+from services.common.db import migrate
+from services.common.tokens import PRINCIPAL_KEY, Principal, Signer
+from services.judge.__main__ import MIGRATIONS
+from services.judge.store.tables import SCHEMA
+from tests.support.judge_server import JudgeServer, running_judge
+
+TABLES = ("rubrics", "verdicts", "answers", "batches", "batch_items", "usage")
+ATTEMPTS = 3
+
+
+@pytest.fixture(scope="session")
+def database(postgres_url: str) -> str:
+    migrate(postgres_url, schema=SCHEMA, migrations=MIGRATIONS)
+    return postgres_url
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[JudgeServer]:
+    async with running_judge() as judge:
+        yield judge
+
+
+@dataclass
+class ServiceProcess:
+    """The service; can be killed and started again."""
+
+    database: str
+    folder: Path
+    judges: list[dict[str, Any]]
+    key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"unix:{self.folder / 's'}"
+
+    def start(self) -> None:
+        public, judges = self.folder / "public.pem", self.folder / "judges.json"
+        public.write_bytes(self.key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+        judges.write_text(json.dumps(self.judges))
+        environment = os.environ | {
+            "ORCHARD_LISTEN": self.address,
+            "ORCHARD_DATABASE_URL": self.database,
+            "ORCHARD_OBJECT_STORE_URL": f"file://{self.folder / 'objects'}",
+            "ORCHARD_PUBLIC_KEYS_FILE": str(public),
+            "ORCHARD_JUDGES_FILE": str(judges),
+        }
+        self.process = subprocess.Popen((sys.executable, "-m", "services.judge"), env=environment)
+        with grpc.insecure_channel(self.address) as channel:
+            grpc.channel_ready_future(channel).result(90)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(30)
+
+    def stop(self) -> int:
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(60)
+
+    def metadata(self, tenant: str = "default") -> tuple[tuple[str, str], ...]:
+        return ((PRINCIPAL_KEY, Signer(self.key).principal_token(Principal(tenant, "key", frozenset({"user"})))),)
+
+
+def judges_of(server: JudgeServer) -> list[dict[str, Any]]:
+    """A model behind HTTP, another one there, and the scripted judge."""
+    model = {
+        "kind": "openai",
+        "model": "judge-1",
+        "base_url": f"{server.url}/v1",
+        "attempts": ATTEMPTS,
+        "first_delay_seconds": 0.01,
+        "timeout_seconds": 60,
+        "prompt_usd_per_million": 2,
+        "cached_usd_per_million": 1,
+        "completion_usd_per_million": 10,
+    }
+    return [
+        {"name": "model", **model},
+        {"name": "other", **model, "model": "judge-2"},
+        {"name": "script", "kind": "scripted", "script": [{"contains": "Do it", "score": 0.3}]},
+    ]
+
+
+class Calls:
+    """What tests call: each method of the stub with a tenant's principal."""
+
+    def __init__(self, process: ServiceProcess, channel: grpc.aio.Channel, tenant: str = "default") -> None:
+        self.process, self.channel, self.tenant = process, channel, tenant
+        self.stub = judge_service_pb2_grpc.JudgeServiceStub(channel)
+
+    def of(self, tenant: str) -> "Calls":
+        return Calls(self.process, self.channel, tenant)
+
+    def __getattr__(self, name: str):
+        method = getattr(self.stub, name)
+        return lambda request: method(request, metadata=self.process.metadata(self.tenant), timeout=90)
+
+    async def judge(self, *attempts: list[trajectory_pb2.Step], images: dict[str, bytes] | None = None, **fields: Any):
+        parts = [pb.JudgeRequest(judgement=judgement(**fields))]
+        parts += [pb.JudgeRequest(**piece) for piece in pieces(attempts or (STEPS,), images or {})]
+
+        async def requests() -> AsyncIterator[pb.JudgeRequest]:
+            for part in parts:
+                yield part
+
+        return (await self.Judge(requests())).verdict
+
+    async def batch(
+        self, batch_id: str, items: dict[str, dict[str, Any]], **start: Any
+    ) -> tuple[dict[str, judge_pb2.Verdict], list[pb.BatchProgress]]:
+        verdicts: dict[str, judge_pb2.Verdict] = {}
+        progress = []
+        async for response in self.JudgeBatch(batch_requests(batch_id, items, **start)):
+            if response.HasField("progress"):
+                progress.append(response.progress)
+            else:
+                assert response.verdict.item_id not in verdicts
+                verdicts[response.verdict.item_id] = response.verdict.verdict
+        return verdicts, progress
+
+
+async def batch_requests(
+    batch_id: str, items: dict[str, dict[str, Any]], **start: Any
+) -> AsyncIterator[pb.JudgeBatchRequest]:
+    yield pb.JudgeBatchRequest(start=pb.BatchStart(batch_id=batch_id, **start))
+    for item_id, fields in items.items():
+        given = dict(fields)
+        steps = given.pop("steps", STEPS)
+        yield pb.JudgeBatchRequest(item=pb.ItemStart(item_id=item_id, judgement=judgement(**given)))
+        for piece in pieces((steps,), {}):
+            yield pb.JudgeBatchRequest(**piece)
+        yield pb.JudgeBatchRequest(end=pb.ItemEnd())
+
+
+def step(index: int, text: str = "", role: int = trajectory_pb2.ROLE_ASSISTANT, **fields: Any) -> trajectory_pb2.Step:
+    content = [{"text": text or f"step {index}"}]
+    return trajectory_pb2.Step(index=index, role=role, **({"content": content} | fields))
+
+
+STEPS = [step(0, "Do it.", trajectory_pb2.ROLE_USER), step(1, "Done.")]
+
+
+def judgement(kind: str = "OUTCOME", **fields: Any) -> judge_pb2.Judgement:
+    number = judge_pb2.JudgementKind.Value(f"JUDGEMENT_KIND_{kind}")
+    return judge_pb2.Judgement(**({"kind": number, "instruction": "Do it."} | fields))
+
+
+def pieces(attempts: Any, images: dict[str, bytes]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for number, steps in enumerate(attempts):
+        found += [{"steps": pb.AttemptSteps(attempt=number, steps=[one])} for one in steps]
+    for sha256, data in images.items():
+        for start in range(0, len(data), 3):
+            chunk = pb.ImageChunk(sha256=sha256, media_type="image/png", data=data[start : start + 3])
+            found.append({"image": chunk})
+    return found
+
+
+def image(data: bytes) -> tuple[str, dict[str, Any]]:
+    """The hash of an image, and a part of a step that refers to it."""
+    sha256 = hashlib.sha256(data).hexdigest()
+    return sha256, {"blob": {"sha256": sha256, "size": len(data), "media_type": "image/png"}}
+
+
+@pytest.fixture
+def process(database: str, server: JudgeServer) -> Iterator[ServiceProcess]:
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("TRUNCATE " + ", ".join(f"{SCHEMA}.{name}" for name in TABLES))
+    with tempfile.TemporaryDirectory(prefix="oj-") as folder:
+        service = ServiceProcess(database, Path(folder), judges_of(server))
+        service.start()
+        try:
+            yield service
+        finally:
+            assert service.process is not None
+            if service.process.poll() is None:
+                assert service.stop() == 0
+
+
+@pytest.fixture
+async def calls(process: ServiceProcess) -> AsyncIterator[Calls]:
+    async with grpc.aio.insecure_channel(process.address) as channel:
+        yield Calls(process, channel)

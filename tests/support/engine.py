@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,8 @@ class TestEngine:
         self.socket.unlink(missing_ok=True)
         if self.containerd is None:
             self.containerd = self._spawn("unshare", "--net", "--mount", *self._containerd())
+            # Before that its namespaces are still the machine's.
+            self._wait(self.containerd, (self.folder / "containerd.sock").exists)
         self.process = self._spawn(*self._inside("--mount"), *self._daemon())
 
     def _containerd(self) -> Sequence[str]:
@@ -97,11 +99,14 @@ class TestEngine:
 
     def wait_ready(self) -> None:
         """Wait until it answers."""
+        self._wait(self._process, lambda: self.docker("version", check=False).returncode == 0)
+
+    def _wait(self, process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_SECONDS
-        while self.docker("version", check=False).returncode != 0:
-            assert self._process.poll() is None, self.log()
+        while not condition():
+            assert process.poll() is None, self.log()
             assert time.monotonic() < deadline, self.log()
-            time.sleep(0.1)
+            time.sleep(0.05)
 
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")[-6000:]
@@ -208,12 +213,9 @@ class TestEngine:
         (self.folder / f"{name}.yml").write_text(json.dumps(settings))  # JSON is YAML
         command = ("docker-registry", "serve", str(self.folder / f"{name}.yml"))
         self.registries.append(self._spawn(*self._inside(), *command))
-        deadline = time.monotonic() + START_SECONDS
-        port = f"{int(address.partition(':')[2]):04X}"
-        while f":{port} 00000000:0000 0A" not in Path(f"/proc/{self._process.pid}/net/tcp").read_text():
-            assert self.registries[-1].poll() is None, self.log()
-            assert time.monotonic() < deadline, self.log()
-            time.sleep(0.05)
+        listening = f":{int(address.partition(':')[2]):04X} 00000000:0000 0A"
+        table = Path(f"/proc/{self._process.pid}/net/tcp")
+        self._wait(self.registries[-1], lambda: listening in table.read_text())
 
     def _inside(self, *more: str) -> Sequence[str]:
         assert self.containerd is not None

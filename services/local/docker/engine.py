@@ -33,7 +33,11 @@ class EngineError(Exception):
 
 
 class EngineAwayError(Exception):
-    """The engine does not answer, or this user may not ask it; the message says what to do."""
+    """The engine does not answer; the message says what to do."""
+
+
+class EngineForbiddenError(EngineAwayError):
+    """This user may not ask it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,20 +296,20 @@ class Engine:
                     raise EngineError(response.status, _message(await response.content.read(_LOG_BYTES)))
                 yield response
         except aiohttp.ClientConnectorError as error:
-            raise EngineAwayError(self._why(error)) from None
+            raise self._away(error) from None
         except (aiohttp.ClientError, ConnectionError) as error:
             raise EngineAwayError(f"the engine at {self._socket} broke off: {error}") from None
         except TimeoutError:
             raise EngineAwayError(f"the engine at {self._socket} did not answer {method} {path} in time") from None
 
-    def _why(self, error: aiohttp.ClientConnectorError) -> str:
+    def _away(self, error: aiohttp.ClientConnectorError) -> EngineAwayError:
         cause = error.os_error
         if isinstance(cause, PermissionError) or (self._socket.exists() and not os.access(self._socket, os.W_OK)):
-            return (
+            return EngineForbiddenError(
                 f"this user may not use the engine's socket {self._socket}: add the user to its group "
                 "(usermod -aG docker USER, then log in again), or use a rootless engine"
             )
-        return (
+        return EngineAwayError(
             f"no engine answers at {self._socket} ({cause.strerror or cause}): start it, or set DOCKER_HOST to the "
             "socket of one that runs"
         )
@@ -343,6 +347,8 @@ async def wait_for(engine: Engine, seconds: float) -> EngineFacts:
     while True:
         try:
             return await engine.describe()
+        except EngineForbiddenError:
+            raise
         except EngineAwayError:
             if asyncio.get_running_loop().time() >= end:
                 raise

@@ -26,7 +26,7 @@ from services.local.docker.runtime import DockerRuntime
 
 _log = get_logger(__name__)
 
-_ENGINE_SECONDS: Final = 10.0
+_ENGINE_SECONDS: Final = 3.0
 _SAME_ARCHITECTURE: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 
 

@@ -22,7 +22,10 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from services.common.errors import UnauthenticatedError
+from services.common.logs import get_logger
 from services.common.quota import UNLIMITED, Quota
+
+_log = get_logger(__name__)
 
 INTERNAL_AUDIENCE: Final = "orchard-internal"
 AGENT_TOKEN_KEY: Final = "orchard-agent-token"  # noqa: S105 (a metadata key)
@@ -31,6 +34,7 @@ _ISSUER: Final = "orchard-gateway"
 _ALGORITHM: Final = "EdDSA"
 _LIFETIME_SECONDS: Final = 600.0
 _CACHE_SIZE: Final = 4096
+_LOOK_SECONDS: Final = 1.0
 _PEM_BLOCK: Final = re.compile(rb"-----BEGIN PUBLIC KEY-----(.*?)-----END PUBLIC KEY-----", re.DOTALL)
 _ED25519_PREFIX: Final = bytes.fromhex("302a300506032b6570032100")  # SubjectPublicKeyInfo of id-Ed25519
 
@@ -88,15 +92,65 @@ class Signer:
         return token
 
 
+class PublicKeysFile:
+    """The public keys in a PEM file that may be replaced at any time, also through symbolic links.
+
+    It is looked at once a second at most. What is new and broken is logged once, and the keys before it go on.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Read it.
+
+        Raises:
+            OSError: it cannot be read.
+            TypeError: it holds something else.
+        """
+        self._path = path
+        self._clock = clock
+        self._seen = path.read_bytes()
+        self._pem, self._keys = self._seen, parse_public_keys(self._seen)
+        self._look_at = clock() + _LOOK_SECONDS
+
+    def look(self) -> tuple[Ed25519PublicKey, ...]:
+        """The newest usable keys: the same tuple as long as they are the same."""
+        now = self._clock()
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_SECONDS
+            self._read_again()
+        return self._keys
+
+    @property
+    def pem(self) -> str:
+        """What they were read from, as of the last look."""
+        return self._pem.decode("ascii", errors="replace")
+
+    def _read_again(self) -> None:
+        try:
+            content = self._path.read_bytes()
+            if content == self._seen:
+                return
+            self._seen = content
+            self._keys, self._pem = parse_public_keys(content), content
+        except (OSError, TypeError, ValueError) as error:
+            _log.error("the new public keys cannot be used; those before go on", file=str(self._path), why=str(error))
+        else:
+            _log.info("public keys were replaced", file=str(self._path), keys=len(self._keys))
+
+
 class Verifier:
-    """Checks tokens for one audience; a token that passed is remembered until it expires."""
+    """Checks tokens for one audience; a token that passed is remembered until it expires or the keys change."""
 
     def __init__(
-        self, public_keys: Sequence[Ed25519PublicKey], audience: str, *, clock: Callable[[], float] = time.time
+        self,
+        public_keys: Sequence[Ed25519PublicKey] | PublicKeysFile,
+        audience: str,
+        *,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        if not public_keys:
+        self._file = public_keys if isinstance(public_keys, PublicKeysFile) else None
+        self._keys = public_keys.look() if isinstance(public_keys, PublicKeysFile) else tuple(public_keys)
+        if not self._keys:
             raise ValueError("a verifier needs at least one public key")
-        self._keys = tuple(public_keys)
         self._audience = audience
         self._clock = clock
         self._cache: OrderedDict[str, tuple[float, Mapping[str, Any]]] = OrderedDict()
@@ -110,6 +164,9 @@ class Verifier:
         if not token:
             raise UnauthenticatedError("the call carries no token", reason="TOKEN_MISSING")
         now = self._clock()
+        if self._file is not None and (keys := self._file.look()) is not self._keys:
+            self._keys = keys
+            self._cache.clear()
         found = self._cache.get(token)
         if found is not None:
             if found[0] > now:

@@ -24,7 +24,7 @@ from services.common.interceptor import CallInterceptor
 from services.common.server import ListenError, Server
 from services.common.tasks import TaskGroup
 from services.common.tls import TlsError
-from services.common.tokens import Verifier, parse_public_keys
+from services.common.tokens import PublicKeysFile, Verifier, parse_public_keys
 from services.exec_agent.auth import AgentAuthenticator
 from services.exec_agent.files.service import FileService
 from services.exec_agent.files.servicer import FileServicer
@@ -100,7 +100,8 @@ async def serve(config: AgentConfig) -> AsyncIterator[Agent]:
         stack.callback(service.close)
         files = FileService(working_directory=config.working_directory, default_owner=partial(_default_owner, config))
         stack.callback(files.close)
-        verifier = Verifier(parse_public_keys(config.public_keys_pem.encode()), config.uid)
+        keys = PublicKeysFile(config.public_keys_file) if config.public_keys_file else None
+        verifier = Verifier(keys or parse_public_keys(config.public_keys_pem.encode()), config.uid)
         server = Server(
             interceptor=CallInterceptor(authenticator=AgentAuthenticator(verifier)),
             health=AgentHealth(config.uid),

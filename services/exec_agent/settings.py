@@ -34,6 +34,8 @@ class AgentConfig:
     """gRPC address: "unix:/proc/self/fd/7/s" or "host:port"."""
     public_keys_pem: str
     """Public keys of the gateways, one or two in PEM."""
+    public_keys_file: Path | None = None
+    """Where they stand and may be replaced; None: they stay what they are."""
     state_fd: int
     """Directory of the agent's own, outside of the sandbox's view: journal and output spools."""
     launcher_fd: int | None
@@ -94,6 +96,7 @@ class AgentConfig:
             sandbox_id=read.text("SANDBOX_ID"),
             listen=read.text("LISTEN"),
             public_keys_pem=pem,
+            public_keys_file=Path(keys),
             state_fd=state_fd,
             launcher_fd=launcher_fd,
             env=read.mapping("ENV", inherited),
@@ -142,6 +145,7 @@ class AgentConfig:
             sandbox_id=files["sandbox-id"],
             listen=listen,
             public_keys_pem=files["public-keys"],
+            public_keys_file=folder / "public-keys",
             state_fd=state_fd,
             launcher_fd=open_launcher(Path(read.text("LAUNCHER"))),
             env=env,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from services.common.interceptor import CallInterceptor
 from services.common.server import Server
 from services.common.tasks import TaskGroup
 from services.common.telemetry import Telemetry
-from services.common.tokens import INTERNAL_AUDIENCE, Verifier, parse_public_keys
+from services.common.tokens import INTERNAL_AUDIENCE, PublicKeysFile, Verifier
 from services.common.watch_cache import WatchCache
 from services.scheduler import reconcile, servicer_specs
 from services.scheduler.dispatch import Dispatcher
@@ -43,9 +43,11 @@ class _Runtime(NamedTuple):
     defaults: Defaults
     maximum_lifetime_ms: int
     stuck_seconds: float
+    show_keys: Callable[[], Coroutine[object, object, None]] | None = None
+    """Keeps the public keys of running sandboxes in step with the file, for ever; None: nobody needs to."""
 
 
-async def _runtime(settings: SchedulerSettings) -> _Runtime:
+async def _runtime(settings: SchedulerSettings, keys: PublicKeysFile) -> _Runtime:
     if settings.runtime != "kubernetes":
         node = NodeRuntime(settings.node_address, host_root=settings.runtime == "process")
 
@@ -58,11 +60,12 @@ async def _runtime(settings: SchedulerSettings) -> _Runtime:
     from services.scheduler.kubernetes import KubernetesRuntime
     from services.scheduler.payload_probe import find_delivery
     from services.scheduler.pod_api import PodApi
+    from services.scheduler.pod_keys import PodKeys
     from services.scheduler.throttle import Throttle
 
     client = await KubernetesClient.connect(settings.kubeconfig)
     api = PodApi(client, settings.namespace, Throttle(settings.api_requests_per_second, settings.api_burst))
-    profile = settings.pod_profile(settings.public_keys_file.read_text(encoding="ascii"))
+    profile = settings.pod_profile(keys.pem)
     pods = KubernetesRuntime(api, profile, terms_of=pod_terms_of)
 
     async def inject() -> None:
@@ -75,7 +78,8 @@ async def _runtime(settings: SchedulerSettings) -> _Runtime:
 
     defaults = Defaults(settings.default_cpu, settings.default_memory_bytes, settings.default_disk_bytes)
     lifetime_ms = settings.maximum_lifetime_seconds * 1000
-    return _Runtime(pods, api.close, inject, defaults, lifetime_ms, settings.stuck_delete_seconds)
+    show_keys = PodKeys(keys, api, pods.use_keys).run
+    return _Runtime(pods, api.close, inject, defaults, lifetime_ms, settings.stuck_delete_seconds, show_keys)
 
 
 @asynccontextmanager
@@ -83,7 +87,10 @@ async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetr
     """Run the scheduler while the context is open."""
     health = Health([watch_cache.DEPENDENCY, reconcile.STORE_DEPENDENCY])
     store = LeaseStore(settings.redis_url.get_secret_value(), settings.redis_tls())
-    runtime, close_runtime, prepare, defaults, maximum_lifetime_ms, stuck_seconds = await _runtime(settings)
+    keys = PublicKeysFile(settings.public_keys_file)
+    runtime, close_runtime, prepare, defaults, maximum_lifetime_ms, stuck_seconds, show_keys = await _runtime(
+        settings, keys
+    )
     dispatcher = Dispatcher(
         store, runtime, claim_seconds=settings.claim_seconds, starts_in_flight=settings.starts_in_flight
     )
@@ -106,7 +113,7 @@ async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetr
     )
     dispatcher.attach(scheduler.rebuild)
     reconciler.attach(cache, scheduler)
-    verifier = Verifier(parse_public_keys(settings.public_keys_file.read_bytes()), INTERNAL_AUDIENCE)
+    verifier = Verifier(keys, INTERNAL_AUDIENCE)
     server = Server(
         interceptor=CallInterceptor(authenticator=PrincipalAuthenticator(verifier), telemetry=telemetry),
         health=health,
@@ -124,6 +131,8 @@ async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetr
     tasks.start("wake waiters", reconciler.run_changes())
     tasks.start("end leases", reconciler.run_reaper())
     tasks.start("reconcile", reconciler.run_rounds())
+    if show_keys is not None:
+        tasks.start("show public keys to Pods", show_keys())
     tasks.start("start sandboxes", _start_sandboxes(prepare, dispatcher))
     for number in range(settings.starts_in_flight):
         tasks.start(f"delete sandboxes {number}", dispatcher.run_deletes())

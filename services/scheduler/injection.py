@@ -22,6 +22,7 @@ _AGENT: Final = "orchard-agent"
 _CONFIG: Final = "orchard-config"
 _STATE: Final = "orchard-state"
 _COPY_TARGET: Final = "/target"
+_NOBODY: Final = 65534
 _COMMAND: Final = f"{pods.PAYLOAD_FOLDER}/init"
 
 
@@ -119,7 +120,8 @@ def _small(image: str, pull_policy: str, command: list[str]) -> dict[str, Any]:
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
-            "runAsUser": 0,
+            "runAsNonRoot": True,
+            "runAsUser": _NOBODY,
         },
         # What the sandbox's own container asks for is more, so a Pod with it needs no more than one without.
         "resources": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from services.common import pods
@@ -23,11 +24,19 @@ class KubernetesRuntime:
         self._api = api
         self._profile = profile
         self._terms_of = terms_of
+        self._injection: Injection | None = None
         self._builder: PodBuilder | None = None
 
     def inject(self, injection: Injection) -> None:
         """What brings the agent into each Pod; nothing is created before it is known."""
+        self._injection = injection
         self._builder = PodBuilder(self._profile, injection)
+
+    def use_keys(self, public_keys_pem: str) -> None:
+        """What the agents of Pods to come check tokens with."""
+        self._profile = replace(self._profile, public_keys_pem=public_keys_pem)
+        if self._injection is not None:
+            self._builder = PodBuilder(self._profile, self._injection)
 
     async def check(self, tenant: str, sandbox_id: str, spec: bytes) -> None:  # noqa: ARG002
         """See service.Runtime."""

@@ -62,6 +62,11 @@ class KubernetesSettings(RuntimeSettings):
     pod_privilege_escalation: bool = Field(
         default=False, description="allowPrivilegeEscalation, which sudo by a user who is not root needs."
     )
+    pod_restricted: bool = Field(
+        default=False,
+        description="Pods keep to the Pod security standard `restricted`: user 1000, no root, no capability, whatever "
+        "the image says. Images whose work needs root do not run then.",
+    )
     pod_gpu_resource: str = Field(default="nvidia.com/gpu", description="What a GPU is called on the nodes.")
     pod_nameservers: list[IPvAnyAddress] = Field(
         default=[],
@@ -106,6 +111,7 @@ class KubernetesSettings(RuntimeSettings):
             image_pull_secrets=tuple(self.pod_image_pull_secrets),
             user_namespaces=self.pod_user_namespaces,
             privilege_escalation=self.pod_privilege_escalation,
+            restricted=self.pod_restricted,
             gpu_resource=self.pod_gpu_resource,
             nameservers=tuple(map(str, self.pod_nameservers)),
             offered_image_pull_secrets=self.offered_image_pull_secrets,

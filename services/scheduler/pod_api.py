@@ -6,13 +6,14 @@ Raw, since typed objects would cost a create ten times the work, and nothing her
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
 import orjson
 
+from services.common import pods
 from services.common.errors import (
     FailedPreconditionError,
     OrchardError,
@@ -33,6 +34,8 @@ _LOG_SECONDS: Final = 60.0
 # Strict: a field that this cluster does not know would else be dropped in silence, hostUsers too.
 _CREATE_QUERY: Final = {"fieldValidation": "Strict", "fieldManager": "orchard-scheduler"}
 _JSON: Final = "application/json"
+_METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_PAGE: Final = "500"
 _MERGE_PATCH: Final = "application/merge-patch+json"
 
 
@@ -120,6 +123,21 @@ class PodApi:
             raise self._refusal(answer, "read a Pod")
         return answer.pod
 
+    async def annotations(self) -> AsyncIterator[tuple[str, str, Mapping[str, str]]]:
+        """Name, uid and annotations of every sandbox's Pod, page by page."""
+        query = {"labelSelector": pods.SELECTOR, "limit": _PAGE, "continue": ""}
+        while True:
+            answer = await self._send("GET", "", _JSON, query=query, accept=_METADATA)
+            listed = answer.object
+            if answer.status != 200 or listed.get("kind") != "PartialObjectMetadataList":
+                raise self._refusal(answer, "list Pods")
+            for item in listed.get("items") or ():  # null where there are none
+                metadata = item["metadata"]
+                yield metadata["name"], metadata["uid"], metadata.get("annotations") or {}
+            query["continue"] = str((listed.get("metadata") or {}).get("continue") or "")
+            if not query["continue"]:
+                return
+
     async def annotate(self, name: str, uid: str, annotations: Mapping[str, str]) -> bool:
         """Set annotations of exactly this incarnation; False if it is no more."""
         # A uid that is given must be the one that is there: it cannot be changed.
@@ -150,9 +168,11 @@ class PodApi:
         content_type: str,
         body: Pod | None = None,
         query: dict[str, str] | None = None,
+        *,
+        accept: str = _JSON,
     ) -> Answer:
         api = self._client.api
-        headers = {"Content-Type": content_type, "Accept": _JSON, "User-Agent": api.user_agent}
+        headers = {"Content-Type": content_type, "Accept": accept, "User-Agent": api.user_agent}
         await self._throttle.turn()
         await api.update_params_for_auth(headers, [], ["BearerToken"])
         try:

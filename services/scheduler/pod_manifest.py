@@ -16,6 +16,7 @@ from services.scheduler.records import Record
 DEFAULT_PIDS: Final = 4096
 _GRACE_SECONDS: Final = 1
 _HOSTNAME: Final = "sandbox"
+_RESTRICTED_USER: Final = 1000
 _NO_RESOLVER: Final = "127.0.0.1"  # refuses at once, where an address behind a policy would let a look-up time out
 _SMALL_SPEC_BYTES: Final = 128 << 10  # in base64, with everything else, this fits even if it cannot be compressed
 
@@ -82,6 +83,8 @@ class PodProfile:
     image_pull_secrets: tuple[str, ...] = ()
     user_namespaces: bool = False
     privilege_escalation: bool = False
+    restricted: bool = False
+    """Whether Pods keep to the Pod security standard "restricted": no root and no capability."""
     gpu_resource: str = "nvidia.com/gpu"
     nameservers: tuple[str, ...] = ()
     """Addresses; empty: the node's."""
@@ -109,6 +112,11 @@ def check(profile: PodProfile, spec: bytes, terms: PodTerms) -> None:
         "spec.resources.pids",
         f"cannot be chosen on a cluster: the podPidsLimit of its nodes holds for each Pod; "
         f"leave it out or give {DEFAULT_PIDS:,}",
+    )
+    fields.check(
+        not (profile.restricted and terms.user),
+        "spec.user",
+        f"cannot be chosen on this cluster: sandboxes run as user {_RESTRICTED_USER}, without root; leave it out",
     )
     _check_network(terms, profile, fields)
     _check_choices(terms, profile, fields)
@@ -173,7 +181,7 @@ class PodBuilder:
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "hostname": _HOSTNAME,
-            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+            "securityContext": _pod_security(profile),
             "containers": [self._container(terms)],
             "volumes": [*injection.volumes, _shm_volume(terms)],
             **_resolver(terms, profile),
@@ -196,10 +204,11 @@ class PodBuilder:
         return spec
 
     def _container(self, terms: PodTerms) -> dict[str, Any]:
+        profile = self._profile
         security: dict[str, Any] = {
             "privileged": False,
-            "allowPrivilegeEscalation": self._profile.privilege_escalation,
-            "capabilities": {"drop": ["ALL"], "add": list(_CAPABILITIES)},
+            "allowPrivilegeEscalation": profile.privilege_escalation and not profile.restricted,
+            "capabilities": {"drop": ["ALL"]} if profile.restricted else {"drop": ["ALL"], "add": list(_CAPABILITIES)},
         }
         if terms.user:
             # Only root can become the user that was asked for; else the agent runs as the image's own.
@@ -235,6 +244,15 @@ class PodBuilder:
 
 
 _SHM: Final = "shm"
+
+
+def _pod_security(profile: PodProfile) -> dict[str, Any]:
+    security: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
+    if profile.restricted:
+        # A number, above what an image says: the kubelet cannot tell whether a name is root's.
+        security |= {"runAsNonRoot": True, "runAsUser": _RESTRICTED_USER, "runAsGroup": _RESTRICTED_USER}
+        security["fsGroup"] = _RESTRICTED_USER
+    return security
 
 
 def _shm_volume(terms: PodTerms) -> dict[str, Any]:

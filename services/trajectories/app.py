@@ -20,7 +20,7 @@ from services.common.objects import ObjectStore
 from services.common.server import Server
 from services.common.tasks import TaskGroup
 from services.common.telemetry import Telemetry
-from services.common.tokens import INTERNAL_AUDIENCE, Verifier, parse_public_keys
+from services.common.tokens import INTERNAL_AUDIENCE, PublicKeysFile, Verifier
 from services.trajectories.appender import Appender
 from services.trajectories.bodies import Bodies
 from services.trajectories.groups import Groups
@@ -53,7 +53,7 @@ async def run(settings: TrajectoriesSettings, tasks: TaskGroup, telemetry: Telem
     trajectories = Trajectories(
         store, AnnotationStore(database), StatsStore(database), appender, objects, _now, sealed=housekeeper.wake
     )
-    verifier = Verifier(parse_public_keys(settings.public_keys_file.read_bytes()), INTERNAL_AUDIENCE)
+    verifier = Verifier(PublicKeysFile(settings.public_keys_file), INTERNAL_AUDIENCE)
     server = Server(
         interceptor=CallInterceptor(authenticator=PrincipalAuthenticator(verifier), telemetry=telemetry),
         health=health,

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -7,6 +8,7 @@ from services.common.quota import Quota
 from services.common.tokens import (
     INTERNAL_AUDIENCE,
     Principal,
+    PublicKeysFile,
     Signer,
     Verifier,
     generate_key,
@@ -75,6 +77,52 @@ def test_a_token_of_another_key_is_refused_and_rotation_works() -> None:
         make("uid-1", clock).verify(token)
     both = Verifier(parse_public_keys(public_pem(KEY) + public_pem(other)), "uid-1", clock=clock)
     assert both.verify(token)
+
+
+class TestPublicKeysFile:
+    def test_keys_are_rotated_without_a_restart(self, tmp_path: Path) -> None:
+        clock, path, new = Clock(), tmp_path / "keys.pem", generate_key()
+        path.write_bytes(public_pem(KEY))
+        verifier = Verifier(PublicKeysFile(path, clock=clock), "uid-1", clock=clock)
+        old_token, new_token = (Signer(key, clock=clock).agent_token("uid-1") for key in (KEY, new))
+        assert verifier.verify(old_token)
+        replace_file(path, public_pem(KEY) + public_pem(new))
+        clock.now += 2
+        assert verifier.verify(old_token)
+        assert verifier.verify(new_token)
+        replace_file(path, public_pem(new))
+        clock.now += 2
+        assert verifier.verify(new_token)
+        with pytest.raises(UnauthenticatedError):
+            verifier.verify(old_token)  # also one that was good before
+
+    @pytest.mark.parametrize("broken", [b"", b"no key", b"-----BEGIN PUBLIC KEY-----\n????\n-----END PUBLIC KEY-----"])
+    def test_what_is_broken_leaves_the_keys_before_it(self, tmp_path: Path, broken: bytes) -> None:
+        clock, path = Clock(), tmp_path / "keys.pem"
+        path.write_bytes(public_pem(KEY))
+        file = PublicKeysFile(path, clock=clock)
+        keys = file.look()
+        replace_file(path, broken)
+        clock.now += 2
+        assert file.look() is keys
+        path.unlink()
+        clock.now += 2
+        assert file.look() is keys
+        assert file.pem == public_pem(KEY).decode()
+        replace_file(path, public_pem(generate_key()))
+        clock.now += 2
+        assert file.look() is not keys
+
+    def test_it_must_be_there_at_the_start(self, tmp_path: Path) -> None:
+        with pytest.raises(OSError, match=r"keys\.pem"):
+            PublicKeysFile(tmp_path / "keys.pem")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """At once, as Kubernetes replaces a mounted secret."""
+    new = path.with_suffix(".new")
+    new.write_bytes(content)
+    new.rename(path)
 
 
 def test_a_token_ends_also_for_a_verifier_that_remembers_it() -> None:

@@ -84,6 +84,24 @@ def test_it_gets_nothing_that_it_does_not_need() -> None:
         assert absent not in spec
 
 
+def test_restricted_pods_have_no_root_and_no_capability() -> None:
+    profile = replace(PROFILE, restricted=True, privilege_escalation=True)
+    pod = made(profile=profile)
+    assert pod["spec"]["securityContext"] == {
+        "seccompProfile": {"type": "RuntimeDefault"},
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "runAsGroup": 1000,
+        "fsGroup": 1000,
+    }
+    security = container(pod)["securityContext"]
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert security["allowPrivilegeEscalation"] is False
+    with pytest.raises(InvalidArgumentError) as caught:
+        check(profile, b"", replace(TERMS, user="root"))
+    assert [violation.field for violation in caught.value.violations] == ["spec.user"]
+
+
 def test_it_never_restarts_and_ends_by_itself() -> None:
     spec = made()["spec"]
     assert spec["restartPolicy"] == "Never"

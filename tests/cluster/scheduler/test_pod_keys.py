@@ -1,0 +1,59 @@
+"""Public keys on running Pods, kept in step with the scheduler's rights on a real API server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from services.common import pods
+from services.common.kubernetes import KubernetesClient
+from services.common.tokens import PublicKeysFile, generate_key, public_pem
+from services.scheduler import pod_api
+from services.scheduler.pod_api import PodApi
+from services.scheduler.pod_keys import PodKeys
+from services.scheduler.throttle import Throttle
+from tests.cluster.watcher.pods import Truth
+from tests.support.testbed import NAMESPACE, Testbed
+
+PEM = public_pem(generate_key()).decode()
+
+
+@pytest.fixture
+async def api(control_plane: Testbed) -> AsyncIterator[PodApi]:
+    api = PodApi(await KubernetesClient.connect(control_plane.kubeconfig), NAMESPACE, Throttle(1000, 1000))
+    yield api
+    await api.close()
+
+
+@pytest.fixture
+def keys(api: PodApi, tmp_path: Path) -> PodKeys:
+    file = tmp_path / "keys.pem"
+    file.write_text(PEM)
+    return PodKeys(PublicKeysFile(file), api, lambda _pem: None)
+
+
+async def shown(truth: Truth, name: str) -> str | None:
+    annotations: dict[str, str] = (await truth.call("GET", f"/{name}"))["metadata"]["annotations"]
+    return annotations.get(pods.PUBLIC_KEYS)
+
+
+async def test_without_pods_nothing_is_shown(truth: Truth, keys: PodKeys) -> None:
+    assert await keys.show(PEM) == 0
+
+
+async def test_every_sandboxs_pod_shows_the_keys_page_by_page(
+    truth: Truth, keys: PodKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_api, "_PAGE", "2")
+    names = [f"p{number}" for number in range(5)]
+    for name in names:
+        await truth.create(name)
+    assert await keys.show(PEM) == 5
+    assert {await shown(truth, name) for name in names} == {PEM}
+    # Who has them is left alone.
+    assert await keys.show(PEM) == 0
+    await truth.call("PATCH", "/p3", {"metadata": {"annotations": {pods.PUBLIC_KEYS: "older"}}})
+    assert await keys.show(PEM) == 1
+    assert await shown(truth, "p3") == PEM

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from services.common.errors import UnavailableError
+from services.common.logs import get_logger
 from services.common.tls import TlsFiles, postgres_arguments
 
+_log = get_logger(__name__)
+
 _TRANSACTION_SECONDS: Final = 15.0  # above what connecting and one statement may take
+_RETRY_SECONDS: Final = 0.5
 AWAY: Final = (OperationalError, InterfaceError, PoolTimeoutError, OSError, TimeoutError)
 
 
@@ -90,9 +95,18 @@ def run_migrations() -> None:
 
 
 def migrate(
-    database_url: str, *, schema: str, migrations: Path, revision: str = "head", tls: TlsFiles | None = None
+    database_url: str,
+    *,
+    schema: str,
+    migrations: Path,
+    revision: str = "head",
+    tls: TlsFiles | None = None,
+    wait_seconds: float = 0.0,
 ) -> None:
-    """Bring one service's schema to a revision. Replicas that start together take turns."""
+    """Bring one service's schema to a revision. Replicas that start together take turns.
+
+    A database that does not answer is waited for as long as `wait_seconds` says.
+    """
     # Only here: it would cost every start of a service a quarter of a second.
     from alembic import command
     from alembic.config import Config
@@ -100,10 +114,11 @@ def migrate(
     config = Config()
     config.set_main_option("script_location", str(migrations))
     config.attributes["schema"] = schema
-    engine = create_engine(driver_url(database_url), poolclass=NullPool, connect_args=postgres_arguments(tls))
+    arguments = {"connect_timeout": 5, **postgres_arguments(tls)}
+    engine = create_engine(driver_url(database_url), poolclass=NullPool, connect_args=arguments)
     lock = int.from_bytes(hashlib.sha256(f"orchard:{schema}".encode()).digest()[:8], signed=True)
     try:
-        with engine.connect() as connection:
+        with _connect_within(wait_seconds, engine) as connection:
             connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": lock})
             try:
                 connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
@@ -119,3 +134,15 @@ def migrate(
                 connection.commit()
     finally:
         engine.dispose()
+
+
+def _connect_within(seconds: float, engine: Engine) -> Connection:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return engine.connect()
+        except AWAY as error:
+            if time.monotonic() >= deadline:
+                raise
+            _log.info("the database does not answer yet", why=str(error.__cause__).partition("\n")[0])
+        time.sleep(_RETRY_SECONDS)

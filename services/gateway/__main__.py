@@ -44,7 +44,14 @@ def main() -> int:
     """Serve, or do one of the operator's tasks."""
     parser = argparse.ArgumentParser(prog="python -m services.gateway", description="The gateway of Orchard.")
     commands = parser.add_subparsers(dest="command")
-    commands.add_parser("migrate", help="bring the database's gateway schema up to date")
+    migrating = commands.add_parser("migrate", help="bring the database's gateway schema up to date")
+    migrating.add_argument(
+        "--wait",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long to wait for a database that does not answer",
+    )
     create = commands.add_parser("create-key", help="make an API key and print it, this once, as JSON")
     create.add_argument("--tenant", required=True)
     create.add_argument("--name", default="")
@@ -56,7 +63,8 @@ def main() -> int:
     try:
         if arguments.command == "migrate":
             url = database.database_url.get_secret_value()
-            migrate(url, schema=SCHEMA, migrations=MIGRATIONS, tls=database.database_tls())
+            tls, wait = database.database_tls(), arguments.wait
+            migrate(url, schema=SCHEMA, migrations=MIGRATIONS, tls=tls, wait_seconds=wait)
         else:
             asyncio.run(_create_key(database, arguments.tenant, arguments.name, arguments.role))
     except TlsError as error:

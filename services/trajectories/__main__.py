@@ -22,12 +22,21 @@ def main() -> int:
         prog="python -m services.trajectories", description="The trajectory service of Orchard."
     )
     commands = parser.add_subparsers(dest="command")
-    commands.add_parser("migrate", help="bring the database's trajectories schema up to date")
-    if parser.parse_args().command is None:
+    migrating = commands.add_parser("migrate", help="bring the database's trajectories schema up to date")
+    migrating.add_argument(
+        "--wait",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long to wait for a database that does not answer",
+    )
+    arguments = parser.parse_args()
+    if arguments.command is None:
         return run_service("trajectories", TrajectoriesSettings, run)
     database = DatabaseSettings()  # type: ignore[call-arg]
     url = database.database_url.get_secret_value()
-    migrate(url, schema=SCHEMA, migrations=MIGRATIONS, tls=database.database_tls())
+    tls = database.database_tls()
+    migrate(url, schema=SCHEMA, migrations=MIGRATIONS, tls=tls, wait_seconds=arguments.wait)
     return 0
 
 

@@ -1,5 +1,7 @@
 """Every bad input: a clear status with the field named, and nothing half done."""
 
+import secrets
+
 import grpc
 import pytest
 from orchard.exec.v1 import exec_pb2, exec_service_pb2, file_service_pb2
@@ -9,6 +11,10 @@ from tests.support.wire import Wire, fields_of, reason_of, seconds
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 ABSURD = 10**11
+
+
+def unique(name: str) -> str:
+    return f"{name}-{secrets.token_hex(5)}"
 
 
 @pytest.fixture
@@ -116,13 +122,14 @@ async def test_every_bad_field_is_named_at_once(wire: Wire) -> None:
     ids=range(19),
 )
 async def test_bad_commands(wire: Wire, sandbox: str, spec: exec_pb2.ExecSpec, fields: list[str]) -> None:
-    request = exec_service_pb2.StartExecRequest(sandbox_id=sandbox, exec_id="bad", spec=spec)
+    exec_id = unique("bad")
+    request = exec_service_pb2.StartExecRequest(sandbox_id=sandbox, exec_id=exec_id, spec=spec)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await wire.call(wire.execs.StartExec, request)
     assert caught.value.code() == INVALID, caught.value
     assert fields_of(caught.value) == fields
     listed = await wire.call(wire.execs.ListExecs, exec_service_pb2.ListExecsRequest(sandbox_id=sandbox))
-    assert not listed.execs
+    assert exec_id not in {known.exec_id for known in listed.execs}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +145,7 @@ async def test_bad_commands(wire: Wire, sandbox: str, spec: exec_pb2.ExecSpec, f
 )
 async def test_commands_that_cannot_start(wire: Wire, sandbox: str, spec: dict, reason: str) -> None:
     request = exec_service_pb2.StartExecRequest(
-        sandbox_id=sandbox, exec_id="cannot", spec=exec_pb2.ExecSpec(**spec), wait=seconds(20)
+        sandbox_id=sandbox, exec_id=unique("cannot"), spec=exec_pb2.ExecSpec(**spec), wait=seconds(20)
     )
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await wire.call(wire.execs.StartExec, request)

@@ -162,30 +162,28 @@ async def test_sandboxes_do_not_see_each_other(wire: Wire) -> None:
         await wire.delete(name)
 
 
-async def test_other_tenants_see_nothing(wire: Wire, platform) -> None:
+async def test_other_tenants_see_nothing(wire: Wire) -> None:
     from orchard.admin.v1 import admin_pb2, key_service_pb2
-
-    from tests.support.wire import wire_to
 
     name = await wire.ready()
     made = await wire.call(
         wire.keys.CreateKey, key_service_pb2.CreateKeyRequest(tenant="other", roles=[admin_pb2.ROLE_USER])
     )
-    async with wire_to(platform.endpoint, made.secret) as other:
-        for attempt in (other.get(name), other.run(name, "true"), other.delete(name), other.wait(name)):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await attempt
-            assert (caught.value.code(), reason_of(caught.value)) == (grpc.StatusCode.NOT_FOUND, "SANDBOX_NOT_FOUND")
-        same = await other.ready(name)
-        assert (await other.get(same)).uid != (await wire.get(name)).uid
+    other = wire.with_key(made.secret)
+    for attempt in (other.get(name), other.run(name, "true"), other.delete(name), other.wait(name)):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await other.call(other.keys.ListKeys, key_service_pb2.ListKeysRequest())
-        assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
-        await other.delete(same)
-        await wire.call(wire.keys.RevokeKey, key_service_pb2.RevokeKeyRequest(key_id=made.key.key_id))
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await other.get(name)
-        assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+            await attempt
+        assert (caught.value.code(), reason_of(caught.value)) == (grpc.StatusCode.NOT_FOUND, "SANDBOX_NOT_FOUND")
+    same = await other.ready(name)
+    assert (await other.get(same)).uid != (await wire.get(name)).uid
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await other.call(other.keys.ListKeys, key_service_pb2.ListKeysRequest())
+    assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
+    await other.delete(same)
+    await wire.call(wire.keys.RevokeKey, key_service_pb2.RevokeKeyRequest(key_id=made.key.key_id))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await other.get(name)
+    assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
     assert await wire.output(name, "echo still here") == b"still here\n"
     await wire.delete(name)
 

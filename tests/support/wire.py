@@ -18,10 +18,14 @@ from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2, sandbox_service
 
 
 class Wire:
-    """Stubs and the key, and the few calls that nearly every test makes."""
+    """Stubs and the key, and the few calls that nearly every test makes.
 
-    def __init__(self, channel: grpc.aio.Channel, api_key: str) -> None:
+    `image` is what sandboxes are made of where a test names none; a platform of one machine needs no name.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, api_key: str, *, image: str = "") -> None:
         self.channel = channel
+        self.image = image
         self.metadata = (("authorization", f"Bearer {api_key}"),)
         self.sandboxes: Any = sandbox_service_pb2_grpc.SandboxServiceStub(channel)
         self.execs: Any = exec_service_pb2_grpc.ExecServiceStub(channel)
@@ -30,6 +34,10 @@ class Wire:
         self.usage: Any = usage_service_pb2_grpc.UsageServiceStub(channel)
         self.version: Any = version_service_pb2_grpc.VersionServiceStub(channel)
 
+    def with_key(self, api_key: str) -> Wire:
+        """The same platform as another key sees it."""
+        return Wire(self.channel, api_key, image=self.image)
+
     async def call(self, method: Any, request: Message, *, timeout: float = 60) -> Any:
         return await method(request, metadata=self.metadata, timeout=timeout)
 
@@ -37,7 +45,10 @@ class Wire:
         self, sandbox_id: str = "", *, request_id: str = "", secret_env: Mapping[str, str] | None = None, **spec: Any
     ) -> sandbox_pb2.Sandbox:
         request = sandbox_service_pb2.CreateSandboxRequest(
-            sandbox_id=sandbox_id, request_id=request_id, spec=sandbox_pb2.SandboxSpec(**spec), secret_env=secret_env
+            sandbox_id=sandbox_id,
+            request_id=request_id,
+            spec=sandbox_pb2.SandboxSpec(**{"image": self.image, **spec}),
+            secret_env=secret_env,
         )
         return (await self.call(self.sandboxes.CreateSandbox, request)).sandbox
 
@@ -84,9 +95,9 @@ class Wire:
 
 
 @asynccontextmanager
-async def wire_to(endpoint: str, api_key: str) -> AsyncIterator[Wire]:
+async def wire_to(endpoint: str, api_key: str, *, image: str = "") -> AsyncIterator[Wire]:
     async with grpc.aio.insecure_channel(endpoint, options=[("grpc.max_receive_message_length", 4 << 20)]) as channel:
-        yield Wire(channel, api_key)
+        yield Wire(channel, api_key, image=image)
 
 
 def seconds(value: float) -> Duration:

@@ -6,9 +6,17 @@ import json
 from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from orchard.data.record import Record, blob_of
 from orchard.trajectory.v1 import trajectory_pb2 as pb
+
+# A busy machine may take its time.
+SLOW = settings(
+    max_examples=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 
 # JSON has no lone surrogates, and protobuf none either.
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=12)

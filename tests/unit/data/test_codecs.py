@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from orchard.data import DataError, Record, Report, codecs, detect, read
 from orchard.data.codecs.base import ExportOptions
@@ -20,12 +20,9 @@ from orchard.data.record import is_message, submission_of, text_of
 from orchard.data.training.conversations import conversations
 from orchard.trajectory.v1 import trajectory_pb2 as pb
 
-from tests.unit.data.strategies import BODIES, JSON, OBJECTS, TEXTS, WORDS, records, same
+from tests.unit.data.strategies import BODIES, JSON, OBJECTS, SLOW, TEXTS, WORDS, records, same
 
 SAMPLES = Path(__file__).parent / "samples"
-SLOW = settings(
-    max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None
-)
 
 
 def write(record: Record, name: str, folder: Path) -> tuple[Path, Report]:
@@ -446,6 +443,7 @@ def test_a_format_that_is_not_known(tmp_path: Path) -> None:
         detect(tmp_path / "y.jsonl")
 
 
+@SLOW
 @given(value=JSON)
 def test_any_json_is_read_or_refused_by_name(value: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("any") / "in.jsonl"

@@ -28,6 +28,7 @@ from orchard.data.sources import RecordSource
 from orchard.trajectory.v1 import trajectory_pb2 as pb
 
 from tests.unit.data.making import outcome, record, with_image
+from tests.unit.data.strategies import SLOW
 
 DIFF = """diff --git a/{0} b/{0}
 --- a/{0}
@@ -248,7 +249,7 @@ def test_nearly_the_same_tasks() -> None:
     }
 
 
-@settings(deadline=None, max_examples=30)
+@settings(SLOW, max_examples=30)
 @given(texts=st.lists(st.text("ab ", max_size=9), min_size=1, max_size=12))
 def test_what_is_left_is_never_too_alike(texts: list[str]) -> None:
     pool = [asking(f"t{n}", text) for n, text in enumerate(texts)]

@@ -24,7 +24,7 @@ from orchard.data.sources import FileSource, RecordSource
 from orchard.trajectory.v1 import trajectory_pb2 as pb
 
 from tests.unit.data.making import branching, record, with_image
-from tests.unit.data.strategies import records, same
+from tests.unit.data.strategies import SLOW, records, same
 
 GROUPED = ("grpo", "preference", "slime", "verl", "prime-rl")
 
@@ -154,7 +154,7 @@ def _bare(value: Any) -> Any:
     return [_bare(item) for item in value] if isinstance(value, list) else value
 
 
-@settings(deadline=None, max_examples=15)
+@settings(SLOW, max_examples=15)
 @given(made=st.lists(records(), min_size=1, max_size=3))
 def test_every_format_takes_any_trajectory(made: list[Record]) -> None:
     for one in codecs().values():
@@ -215,7 +215,7 @@ def test_the_public_layout_of_browsers_comes_back(suffix: str, tmp_path: Path) -
     assert again.read_bytes() == output.read_bytes()
 
 
-@settings(deadline=None, max_examples=20)
+@settings(SLOW, max_examples=20)
 @given(made=st.lists(records(), min_size=1, max_size=3))
 def test_an_archive_of_our_own_comes_back(made: list[Record], tmp_path_factory: pytest.TempPathFactory) -> None:
     output = tmp_path_factory.mktemp("own") / "out.jsonl"

@@ -15,7 +15,7 @@ from orchard.data.training.tokens import token_sequences
 from orchard.trajectory.v1 import trajectory_pb2 as pb
 
 from tests.unit.data.making import ACTION, branching, outcome, record, said, with_image
-from tests.unit.data.strategies import records
+from tests.unit.data.strategies import SLOW, records
 
 
 def rows(name: str, *units: Record | Group, **options: Any) -> tuple[list[dict[str, Any]], Report]:
@@ -92,7 +92,7 @@ def test_each_response_of_a_tree_is_trained_once() -> None:
     assert all(row["loss_mask"] == [0] * (len(row["messages"]) - 1) + [1] for row in turns)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(SLOW, max_examples=40)
 @given(made=records())
 def test_every_response_has_loss_once_whatever_the_tree(made: Record) -> None:
     found = conversations(made)
@@ -169,7 +169,7 @@ def test_a_prompt_of_other_tokens_begins_another_sequence() -> None:
     assert sum(second.mask) == 2
 
 
-@settings(deadline=None, max_examples=40)
+@settings(SLOW, max_examples=40)
 @given(made=records())
 def test_tokens_with_loss_are_those_of_the_responses(made: Record) -> None:
     for conversation in conversations(made):

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from google.protobuf.json_format import MessageToDict
-
 from orchard.data.bodies import extension
 from orchard.data.codecs.atif_read import OURS, VERSIONS, read
 from orchard.data.codecs.base import EVERYTHING, Codec, Container, ExportOptions, Row
 from orchard.data.nodes import Node, compact, parse_object, read_document, read_lines
+from orchard.data.protos import to_plain
 from orchard.data.record import Record, body_of
 from orchard.data.report import Report
 from orchard.data.timestamps import show_time
@@ -85,9 +84,9 @@ class _Writer:
         rest.ClearField("trajectory_id")
         if rest.tools_json and compact(json.loads(rest.tools_json)) == rest.tools_json:
             rest.ClearField("tools_json")
-        ours: dict[str, Any] = {"trajectory": _plain(rest)}
+        ours: dict[str, Any] = {"trajectory": to_plain(rest)}
         if self.record.values:
-            ours["values"] = [_plain(value) for value in self.record.values]
+            ours["values"] = [to_plain(value) for value in self.record.values]
         return ours
 
     def _totals(self) -> dict[str, Any]:
@@ -150,7 +149,7 @@ class _Writer:
             if len(getattr(call, name)):
                 metrics[name] = list(getattr(call, name))
         if len(call.logprobs) and _finite(call):
-            metrics["logprobs"] = MessageToDict(pb.ModelCall(logprobs=call.logprobs))["logprobs"]
+            metrics["logprobs"] = list(call.logprobs)
         if "metrics_extra" in kept:
             metrics["extra"] = kept["metrics_extra"]
         return metrics
@@ -198,7 +197,7 @@ class _Writer:
             if not _without_model(kept):
                 rest.ClearField("reasoning")
                 _rest_of_call(step, rest)
-        return {"step": _plain(rest)}
+        return {"step": to_plain(rest)}
 
     def _content(self, step: pb.Step) -> str | list[dict[str, Any]]:
         parts = [part for part in map(self._part, step.content) if part is not None]
@@ -268,10 +267,6 @@ _ENDS: Final = {
     ".gif": "image/gif",
     ".webp": "image/webp",
 }
-
-
-def _plain(message: Any) -> dict[str, Any]:
-    return MessageToDict(message, preserving_proto_field_name=True)
 
 
 def sniff(path: Path) -> bool:

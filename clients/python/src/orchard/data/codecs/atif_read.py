@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from google.protobuf.json_format import ParseDict, ParseError
-
 from orchard.data.bodies import MEDIA_TYPES
 from orchard.data.errors import DataError
 from orchard.data.nodes import Node, compact, read_document, read_lines
+from orchard.data.protos import from_plain
 from orchard.data.record import Record, blob_of, valid_id
 from orchard.data.report import Report
 from orchard.data.timestamps import parse_time
@@ -113,7 +112,7 @@ class _Document:
         ours = self._ours(node)
         trajectory = pb.Trajectory()
         if ours is not None and (described := ours.get("trajectory")):
-            trajectory = self._message(described, pb.Trajectory())
+            trajectory = from_plain(described, pb.Trajectory())
         trajectory.trajectory_id = valid_id(node.text_of("trajectory_id"), node.text_of("session_id"), self.stem)
         session = node.text_of("session_id")
         if not ours:
@@ -154,7 +153,7 @@ class _Document:
     def _values(self) -> list[pb.StepValue]:
         extra = self.node.get("extra")
         ours = extra.get(OURS) if extra else None
-        return [self._message(one, pb.StepValue()) for one in ours.items_of("values")] if ours else []
+        return [from_plain(one, pb.StepValue()) for one in ours.items_of("values")] if ours else []
 
     # Steps.
 
@@ -325,11 +324,5 @@ class _Document:
         if ours is None or (fields := ours.get("step")) is None:
             return
         index = step.index
-        step.MergeFrom(self._message(fields, pb.Step()))
+        step.MergeFrom(from_plain(fields, pb.Step()))
         step.index = index
-
-    def _message(self, node: Node, message: Any) -> Any:
-        try:
-            return ParseDict(node.object(), message)
-        except ParseError as error:
-            node.fail(str(error))

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
-
-from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
-from google.protobuf.message import Message
+from typing import Any, Final
 
 from orchard.data.bodies import FolderBodies, extension
 from orchard.data.codecs.base import EVERYTHING, Codec, Container, ExportOptions, Row
-from orchard.data.nodes import Node, read_lines
+from orchard.data.nodes import read_lines
+from orchard.data.protos import from_plain, to_plain
 from orchard.data.record import Record, body_of, valid_id
 from orchard.data.report import Report
 from orchard.trajectory.v1 import trajectory_pb2 as pb
 
 _VERSION: Final = "orchard-trajectory-1"
-
-M = TypeVar("M", bound=Message)
 
 
 def read(path: Path, report: Report) -> Iterator[Record]:
@@ -32,31 +28,24 @@ def read(path: Path, report: Report) -> Iterator[Record]:
         if Path(folder).name != folder:
             line.need("files").fail(f"is {folder!r}", "it must be the name of a folder beside the file")
         bodies = FolderBodies(path.parent / folder)
-        trajectory = _message(line.need("trajectory"), pb.Trajectory())
+        trajectory = from_plain(line.need("trajectory"), pb.Trajectory())
         if valid_id(trajectory.trajectory_id) != trajectory.trajectory_id:
             fix = "use 1 to 128 of A-Z, a-z, 0-9, '-', '_', '.', beginning with a letter or digit"
             line.need("trajectory").need("trajectory_id").fail(f"is {trajectory.trajectory_id!r}", fix)
-        steps = [_message(step, pb.Step()) for step in line.items_of("steps")]
+        steps = [from_plain(step, pb.Step()) for step in line.items_of("steps")]
         for position, step in enumerate(steps):
             if step.index != position:
                 line.need("steps").fail(f"has index {step.index} at position {position}", "steps have no holes")
-        values = [_message(value, pb.StepValue()) for value in line.items_of("values")]
+        values = [from_plain(value, pb.StepValue()) for value in line.items_of("values")]
         yield Record(trajectory, steps, values, bodies)
-
-
-def _message(node: Node, message: M) -> M:
-    try:
-        return ParseDict(node.object(), message)
-    except ParseError as error:
-        node.fail(str(error))
 
 
 def rows(record: Record, options: ExportOptions, report: Report) -> Iterator[Row]:
     """One row."""
     del report
-    value: dict[str, Any] = {"format": _VERSION, "files": options.files, "trajectory": _plain(record.trajectory)}
-    value["steps"] = [_plain(step) for step in record.steps]
-    value["values"] = [_plain(one) for one in record.values]
+    value: dict[str, Any] = {"format": _VERSION, "files": options.files, "trajectory": to_plain(record.trajectory)}
+    value["steps"] = [to_plain(step) for step in record.steps]
+    value["values"] = [to_plain(one) for one in record.values]
     yield Row(value, record.id, files_of(record, options))
 
 
@@ -66,10 +55,6 @@ def files_of(record: Record, options: ExportOptions) -> Mapping[str, bytes]:
     return {
         f"{options.files}/{blob.sha256}{extension(blob.media_type)}": body_of(blob, record.bodies) for blob in blobs
     }
-
-
-def _plain(message: Any) -> dict[str, Any]:
-    return MessageToDict(message, preserving_proto_field_name=True)
 
 
 def sniff(path: Path) -> bool:

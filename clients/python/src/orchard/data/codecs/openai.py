@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
-
 from orchard.data.codecs.base import Carries, Codec, Container, ExportOptions, Row
 from orchard.data.messages import inline_images, message_of, step_of
 from orchard.data.nodes import Node, compact, parse_object, read_lines
+from orchard.data.protos import from_plain, to_plain
 from orchard.data.record import Record, valid_id
 from orchard.data.report import Report
 from orchard.data.training.conversations import conversations
@@ -47,12 +46,7 @@ def read(path: Path, report: Report) -> Iterator[Record]:
 
 def _described(line: Node) -> pb.Trajectory | None:
     found = line.get("orchard")
-    if found is None:
-        return None
-    try:
-        return ParseDict(found.object(), pb.Trajectory())
-    except ParseError as error:
-        found.fail(str(error))
+    return None if found is None else from_plain(found, pb.Trajectory())
 
 
 def rows(record: Record, options: ExportOptions, report: Report) -> Iterator[Row]:
@@ -73,7 +67,7 @@ def rows(record: Record, options: ExportOptions, report: Report) -> Iterator[Row
             described.ClearField(name)
         if metadata:
             described.metadata_json = compact(metadata)
-        value["orchard"] = MessageToDict(described, preserving_proto_field_name=True)
+        value["orchard"] = to_plain(described)
         yield Row(value, str(value["id"]))
     note_losses(record, report)
 

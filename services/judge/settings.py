@@ -20,5 +20,8 @@ class JudgeServiceSettings(InternalServiceSettings, DatabaseSettings):
         description="JSON file with a list of judges (backends/settings.py); the first is the default."
     )
     most_judgements: int = Field(
-        default=256, ge=1, le=10_000, description="Judgements at once; each holds its trajectory in memory."
+        default=256,
+        ge=1,
+        le=10_000,
+        description="Calls of Judge and JudgeBatch at once; each holds trajectories.",
     )

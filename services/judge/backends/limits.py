@@ -98,7 +98,7 @@ class Meter:
         self._limit = limit
         self.spent = spent or Amount()
         self._reserved: list[Amount] = []
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
         self.exhausted = False
         """Whether a call was not made."""
 
@@ -111,19 +111,18 @@ class Meter:
         Raises:
             BudgetExhaustedError: it does not fit.
         """
-        async with self._changed:
-            while not self._fits(most):
-                if not self._reserved:
-                    self.exhausted = True
-                    raise BudgetExhaustedError
-                await self._changed.wait()
-            self._reserved.append(most)
+        while not self._fits(most):
+            if not self._reserved:
+                self.exhausted = True
+                raise BudgetExhaustedError
+            await self._changed.wait()
+        self._reserved.append(most)
         try:
             yield self._spend
         finally:
             self._reserved.remove(most)
-            async with self._changed:
-                self._changed.notify_all()
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
 
     def _spend(self, amount: Amount) -> None:
         self.spent += amount

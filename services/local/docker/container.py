@@ -52,7 +52,7 @@ class Place:
     @property
     def label(self) -> str:
         """By which our containers are found."""
-        return f"{PLATFORM_LABEL}={self.platform}"
+        return label_of(self.platform)
 
     def name(self, uid: str) -> str:
         """A sandbox's container."""
@@ -74,6 +74,11 @@ class Place:
 def platform_of(data: Path) -> str:
     """The name of the platform on a data directory."""
     return hashlib.sha256(os.fsencode(data)).hexdigest()[:12]
+
+
+def label_of(platform: str) -> str:
+    """By which the containers of a platform are found."""
+    return f"{PLATFORM_LABEL}={platform}"
 
 
 def hash_of_keys(public_keys_pem: str) -> str:

@@ -11,7 +11,7 @@ from typing import Final
 
 from services.common.logs import get_logger
 from services.common.settings import SettingsError
-from services.local.docker.container import Place, platform_of
+from services.local.docker.container import Place, label_of, platform_of
 from services.local.docker.engine import (
     DEFAULT_HOST,
     Engine,
@@ -47,6 +47,34 @@ async def prepared(
         SettingsError: there is no engine, or it cannot run sandboxes; the message says what to do.
     """
     payload = _payload(payload)
+    async with _engine(environment) as (engine, facts):
+        place = Place(platform_of(data), payload, data / "sandboxes", run / "d", facts)
+        for folder in (data, place.sandboxes, place.links):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _log.info("engine found", engine=facts.name, cgroups=facts.cgroup_version)
+        yield DockerRuntime(
+            engine,
+            place,
+            Puller(engine, environment, may_pull=may_pull),
+            public_keys_pem=public_keys_pem,
+            concurrent_starts=concurrent_starts,
+        )
+
+
+async def check(environment: Mapping[str, str]) -> None:
+    """See that a daemon with this environment would start.
+
+    Raises:
+        SettingsError: as for `prepared`.
+    """
+    payload = environment.get("ORCHARD_PAYLOAD_FOLDER")
+    _payload(Path(payload) if payload else None)
+    async with _engine(environment):
+        pass
+
+
+@asynccontextmanager
+async def _engine(environment: Mapping[str, str]) -> AsyncIterator[tuple[Engine, EngineFacts]]:
     try:
         socket = socket_of(environment.get("DOCKER_HOST") or DEFAULT_HOST)
     except ValueError as error:
@@ -57,17 +85,20 @@ async def prepared(
         except (EngineAwayError, EngineError) as error:
             raise SettingsError(f"the docker runtime cannot start: {error}") from None
         _check_architecture(facts)
-        place = Place(platform_of(data), payload, data / "sandboxes", run / "d", facts)
-        for folder in (data, place.sandboxes, place.links):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _log.info("engine found", engine=facts.name, socket=str(socket), cgroups=facts.cgroup_version)
-        yield DockerRuntime(
-            engine,
-            place,
-            Puller(engine, environment, may_pull=may_pull),
-            public_keys_pem=public_keys_pem,
-            concurrent_starts=concurrent_starts,
-        )
+        yield engine, facts
+
+
+async def remove_left(data: Path, environment: Mapping[str, str]) -> None:
+    """Remove the containers of a platform that has ended, where a node daemon that was killed could not.
+
+    Raises:
+        EngineAwayError, EngineError: that cannot be done now; the next start does it, or takes them over.
+        ValueError: DOCKER_HOST names no socket.
+    """
+    async with Engine.connected(socket_of(environment.get("DOCKER_HOST") or DEFAULT_HOST)) as engine:
+        await wait_for(engine, 0)
+        for container in await engine.containers(label_of(platform_of(data))):
+            await engine.remove(container.id)
 
 
 def _payload(chosen: Path | None) -> Path:

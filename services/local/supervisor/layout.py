@@ -200,6 +200,11 @@ class Layout:
         """Where the node daemon keeps its own."""
         return self.data / "node"
 
+    @property
+    def docker_data(self) -> Path:
+        """Likewise, with the docker runtime."""
+        return self.data / "docker"
+
     def make_folders(self) -> None:
         """Make the folders that services expect."""
         (self.run / "node").mkdir(mode=0o700, exist_ok=True)

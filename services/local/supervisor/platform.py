@@ -168,6 +168,7 @@ class Platform:
             options.log_format,
             options.log_level,
         )
+        await _check_runtime(self._layout)
         self.endpoint = self._layout.endpoint
         self._children = Children(pass_fds=(self._lifeline[0], self._data.processes_fd), adopt=options.subreaper)
         if listen.beyond_this_machine and not self._layout.gateway_tls:
@@ -175,12 +176,12 @@ class Platform:
                 f"{listen.address} can be reached from other machines, without TLS: set ORCHARD_TLS_CERT_FILE and "
                 "ORCHARD_TLS_KEY_FILE"
             )
-        async with asyncio.timeout(options.ready_seconds) as limit:
-            try:
+        try:
+            async with asyncio.timeout(options.ready_seconds) as limit:
                 await self._start_units(self._layout, self._children)
-            except TimeoutError:
-                if not limit.expired():
-                    raise
+        except TimeoutError:
+            if not limit.expired():
+                raise
         waiting = [name for name in STOP_ORDER if name in self._units and not self._units[name].ready.is_set()]
         if limit.expired() or waiting:
             late = ", ".join(waiting) or "the database"
@@ -320,6 +321,16 @@ class Platform:
             await asyncio.to_thread(cgroups.remove_left, cgroups.name_of(layout.node_data))
         except OSError as error:
             self._output.shout(f"control groups are left behind: {error}")
+        if layout.runtime == "docker":
+            # Imported here: nobody else needs an HTTP client.
+            from services.local.docker.engine import EngineAwayError, EngineError
+            from services.local.docker.setup import remove_left
+
+            with suppress(EngineAwayError, ValueError):  # then there is nothing, or the next start does it
+                try:
+                    await remove_left(layout.docker_data, layout.environment)
+                except EngineError as error:
+                    self._output.shout(f"containers are left behind: {error}")
         try:
             remove_run_directory(layout.run)
         except PlatformError as error:
@@ -343,6 +354,23 @@ class Platform:
             if not left:
                 return
         self._output.shout(f"processes that do not end: {', '.join(map(str, left))}")
+
+
+async def _check_runtime(layout: Layout) -> None:
+    """At once, instead of when the node daemon has died again and again."""
+    if layout.runtime not in {"process", "docker"}:
+        raise PlatformError(
+            f"ORCHARD_RUNTIME is {layout.runtime!r}: `orchard up` knows process and docker; unset it, or give --runtime"
+        )
+    if layout.runtime == "docker":
+        # Imported here: nobody else needs an HTTP client.
+        from services.common.settings import SettingsError
+        from services.local.docker.setup import check
+
+        try:
+            await check(layout.environment)
+        except SettingsError as error:
+            raise PlatformError(str(error)) from None
 
 
 def _named(work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from orchard.sandbox.v1 import sandbox_pb2
 
+from services.local.docker.setup import remove_left
 from tests.integration.local_node.harness import FAILED, GONE, PATIENCE, RUNNING, STARTING, NodeProcess
 from tests.support.engine import BUSYBOX, TestEngine
 
@@ -229,6 +230,19 @@ class TestEndOfThePlatform:
         await node.start()
         assert (await node.snapshot())[box.uid].phase == RUNNING
         assert (await box.ok("echo alive")).strip() == "alive"
+
+
+async def test_the_supervisor_removes_what_a_killed_daemon_left(
+    make_node: Callable[..., NodeProcess], engine: TestEngine
+) -> None:
+    node, neighbour = make_node(), make_node()
+    await node.start()
+    await neighbour.start()
+    await node.box(image=BUSYBOX)
+    other = await neighbour.box(image=BUSYBOX)
+    await node.kill()
+    await remove_left(node.data / "docker", engine.environment)
+    assert engine.containers() == [container_of(engine, other.uid)]
 
 
 async def test_a_watcher_sees_every_phase(node: NodeProcess) -> None:

@@ -1,12 +1,15 @@
 """A daemon that cannot have an engine says why, and what to do."""
 
 import asyncio
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.integration.local_node.harness import PATIENCE, NodeProcess
 from tests.support.engine import TestEngine
+from tests.support.platform import PlatformProcess
 
 
 async def refusal(node: NodeProcess) -> str:
@@ -41,3 +44,24 @@ async def test_a_user_who_may_not_use_the_socket_is_told_of_its_group(
     engine.folder.chmod(0o755)
     said = await refusal(make_node(user=65533))
     assert "may not use the engine's socket" in said and "usermod -aG docker" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "words"),
+    [
+        ((), {"ORCHARD_RUNTIME": "kubernetes"}, "knows process and docker"),
+        (
+            ("--runtime", "docker"),
+            {"DOCKER_HOST": "unix:///nonexistent.sock"},
+            "no engine answers at /nonexistent.sock",
+        ),
+    ],
+)
+def test_orchard_up_says_so_and_ends(
+    tmp_path: Path, arguments: tuple[str, ...], environment: dict[str, str], words: str
+) -> None:
+    platform = PlatformProcess(tmp_path, environment=environment)
+    os.close(platform.launch(*arguments))
+    assert platform.wait_end() == 1
+    assert words in platform.output() and "Traceback" not in platform.output()
+    platform.wait_nothing_left()

@@ -474,7 +474,7 @@ class GetNodeResponse(_message.Message):
     GAPS_FIELD_NUMBER: _builtins.int
     RUNNING_SANDBOXES_FIELD_NUMBER: _builtins.int
     user_ids: _builtins.str
-    """How user ids are mapped: "shifted", "subids" or "single"."""
+    """How user ids are mapped: "shifted", "subids" or "single"; "engine": as the engine of the docker runtime does."""
     limits: _builtins.str
     """What is limited and how: "cgroup-v1", "cgroup-v2" or "rlimits"."""
     running_sandboxes: _builtins.int

@@ -140,9 +140,9 @@ class _NetworkModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NetworkMo
     NETWORK_MODE_ALLOW_LIST: _NetworkMode.ValueType  # 3
     """What an allow-list of the operator names. Clusters only."""
     NETWORK_MODE_OPEN: _NetworkMode.ValueType  # 4
-    """The outside world, never the platform's or the cloud's own endpoints. Clusters only."""
+    """The outside world; on a cluster never the platform's or the cloud's own endpoints. Clusters and the docker runtime."""
     NETWORK_MODE_HOST: _NetworkMode.ValueType  # 5
-    """The host's own network. One machine only."""
+    """The host's own network. The process runtime only."""
 
 class NetworkMode(_NetworkMode, metaclass=_NetworkModeEnumTypeWrapper):
     """NetworkMode is how a sandbox is connected."""
@@ -156,9 +156,9 @@ NETWORK_MODE_DNS_ONLY: NetworkMode.ValueType  # 2
 NETWORK_MODE_ALLOW_LIST: NetworkMode.ValueType  # 3
 """What an allow-list of the operator names. Clusters only."""
 NETWORK_MODE_OPEN: NetworkMode.ValueType  # 4
-"""The outside world, never the platform's or the cloud's own endpoints. Clusters only."""
+"""The outside world; on a cluster never the platform's or the cloud's own endpoints. Clusters and the docker runtime."""
 NETWORK_MODE_HOST: NetworkMode.ValueType  # 5
-"""The host's own network. One machine only."""
+"""The host's own network. The process runtime only."""
 Global___NetworkMode: _TypeAlias = NetworkMode  # noqa: Y015
 
 @_typing.final
@@ -325,8 +325,8 @@ class SandboxSpec(_message.Message):
     NODE_SELECTOR_FIELD_NUMBER: _builtins.int
     RUNTIME_CLASS_FIELD_NUMBER: _builtins.int
     image: _builtins.str
-    """The image: a name given to `orchard image import`, or a registry reference on a cluster. Empty means the runtime's
-    default root file system, which only the process runtime has (the host's). At most 512 bytes.
+    """The image: a name given to `orchard image import`, or a registry reference on a cluster and with the docker runtime.
+    Empty means the runtime's default root file system, which only the process runtime has (the host's). At most 512 bytes.
     """
     working_directory: _builtins.str
     """Working directory of commands that name none. Absolute. Default: the image's, else the user's home."""
@@ -385,7 +385,7 @@ class SandboxSpec(_message.Message):
     @_builtins.property
     def pull_timeout(self) -> _duration_pb2.Duration:
         """How long pulling its image may take, past which it is FAILED with IMAGE_PULL; start_timeout does not count meanwhile. Default
-        15 min; from 1 s to 6 h. One machine pulls nothing.
+        15 min; from 1 s to 6 h. The process runtime pulls nothing.
         """
 
     @_builtins.property

@@ -84,8 +84,12 @@ def servers() -> list[dict[str, Any]]:
 def plain_pod(
     name: str, namespace: str, labels: Mapping[str, str], script: str = "exec sleep 2147483647"
 ) -> dict[str, Any]:
+    # As the namespace of the services wants it.
+    security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    of_pod = {"runAsNonRoot": True, "runAsUser": 65534, "seccompProfile": {"type": "RuntimeDefault"}}
     container = {
         "name": "only",
+        "securityContext": security,
         "image": BUSYBOX,
         "imagePullPolicy": "Never",
         "workingDir": "/tmp",
@@ -95,7 +99,7 @@ def plain_pod(
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "namespace": namespace, "labels": dict(labels)},
-        "spec": {"terminationGracePeriodSeconds": 1, "containers": [container]},
+        "spec": {"terminationGracePeriodSeconds": 1, "securityContext": of_pod, "containers": [container]},
     }
 
 

@@ -1,0 +1,115 @@
+"""The platform as Pods: by the SDK, through an upgrade, and by the tests of tests/e2e that ask nothing of `orchard up`.
+
+Of those are left out the ones whose limits fit sandboxes that start in milliseconds, and those that kill processes.
+One module, since its platform's scheduler ends every sandbox that is not its own.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from orchard import Network, SandboxClient
+
+from services.common import pods
+from tests.cluster.conftest import BUSYBOX
+from tests.cluster.platform.conftest import Platform, wait_available
+from tests.e2e.test_bad_input import (  # noqa: F401 (tests)
+    test_a_patch_that_does_not_apply_says_which_hunk_and_why,
+    test_a_patch_that_leaves_its_target,
+    test_a_repeated_exec_id_with_another_spec,
+    test_an_oversized_message_is_refused,
+    test_bad_commands,
+    test_bad_exec_ids,
+    test_bad_paths,
+    test_bad_sandbox_ids,
+    test_calls_without_a_valid_key,
+    test_commands_that_cannot_start,
+    test_internal_services_cannot_be_reached,
+    test_what_is_no_message_at_all,
+)
+from tests.e2e.test_grpcurl import (  # noqa: F401 (tests and their fixture)
+    grpcurl,
+    test_health_needs_no_key,
+    test_reflection_lists_and_describes_every_public_service,
+)
+from tests.e2e.test_sandboxes import (  # noqa: F401 (tests)
+    test_a_repeated_create_makes_one_sandbox,
+    test_a_sandbox_from_create_to_delete,
+    test_an_id_that_lives_is_taken,
+    test_lists_filter_and_page,
+    test_other_tenants_see_nothing,
+    test_sandboxes_do_not_see_each_other,
+)
+from tests.support.testbed import NAMESPACE
+
+
+@pytest.fixture(scope="module")
+def sandbox(platform: Platform) -> Iterator[str]:
+    """One for all tests of what is refused: nothing that they do changes it."""
+    with SandboxClient(platform.endpoint, api_key=platform.api_key) as client, client.create(image=BUSYBOX) as sandbox:
+        yield sandbox.sandbox_id
+
+
+def client_of(platform: Platform) -> SandboxClient:
+    return SandboxClient(platform.endpoint, api_key=platform.api_key)
+
+
+def test_create_exec_upload_download_delete(platform: Platform, tmp_path: Path) -> None:
+    source, back = tmp_path / "source", tmp_path / "back"
+    (source / "deep").mkdir(parents=True)
+    (source / "deep/file").write_bytes(bytes(range(256)) * 1024)
+    with client_of(platform) as client:
+        with client.create(image=BUSYBOX, env={"GREETING": "hello"}) as sandbox:
+            sandbox.upload(source, "/work")
+            result = sandbox.exec("echo $GREETING; sha256sum <deep/file | cut -c1-8", cwd="/work", check=True)
+            assert result.output.split() == ["hello", "2312394b"]
+            sandbox.download("/work", back)
+            pod = pods.pod_name("team", sandbox.sandbox_id)
+            assert platform.testbed.get("-n", NAMESPACE, "pod", pod)["status"]["phase"] == "Running"
+        platform.testbed.kubectl("-n", NAMESPACE, "wait", "--for=delete", f"pod/{pod}", "--timeout=60s")
+    assert (back / "deep/file").read_bytes() == (source / "deep/file").read_bytes()
+
+
+def test_a_network_profile_is_the_specs(platform: Platform) -> None:
+    fetch = "until timeout 5 wget -q -O - http://any.example/health; do sleep 0.1; done"
+    with client_of(platform) as client, client.create(image=BUSYBOX, network=Network.OPEN) as sandbox:
+        assert sandbox.exec(fetch, timeout=60, check=True).output == "OK"
+
+
+@pytest.mark.timeout(600, func_only=True)
+def test_commands_outlive_an_upgrade_of_every_service(platform: Platform, tmp_path: Path) -> None:
+    """Each Pod of the services is replaced while a command runs and is read: it runs once, and no byte is lost."""
+    with client_of(platform) as client, client.create(image=BUSYBOX) as sandbox:
+        script = "echo started >>/runs; n=0; until [ -e /end ]; do n=$((n + 1)); echo $n; sleep 0.05; done; cat /runs"
+        read: list[str] = []
+
+        def follow() -> None:
+            for chunk in sandbox.exec_stream(script):
+                read.append(chunk.text)
+
+        following = threading.Thread(target=follow)
+        following.start()
+        before = names_of(platform)
+        for name in ("watcher", "scheduler", "trajectories", "gateway"):
+            platform.kubectl("rollout", "restart", f"deployment/{name}")
+        wait_available(platform.testbed)
+        for name in before:
+            platform.kubectl("wait", "--for=delete", f"pod/{name}", "--timeout=60s")
+        sandbox.write_file("/end", b"")
+        following.join(60)
+        assert not following.is_alive()
+        *numbers, last = "".join(read).split()
+        assert numbers == [str(n + 1) for n in range(len(numbers))]
+        assert last == "started"
+        with client.create(image=BUSYBOX) as another:
+            assert another.exec("echo on", check=True).output == "on\n"
+
+
+def names_of(platform: Platform) -> list[str]:
+    selected = "app.kubernetes.io/component in (gateway, scheduler, watcher, trajectories)"
+    listed = json.loads(platform.kubectl("get", "pods", "-l", selected, "-o", "json"))
+    return [pod["metadata"]["name"] for pod in listed["items"]]

@@ -211,8 +211,8 @@ async def _answers(process: ServiceProcess, count: int) -> bool:
 
 
 async def test_a_budget_stops_a_batch_and_a_larger_one_goes_on(calls: Calls, server: JudgeServer) -> None:
-    """A call takes 1,100 tokens; a prompt of about 700 and an answer of up to 500 must fit."""
-    parameters = judge_pb2.JudgementParameters(max_output_tokens=500)
+    """A call takes 1,100 tokens; its room is its prompt, of a few hundred, and an answer of up to 1,000."""
+    parameters = judge_pb2.JudgementParameters(max_output_tokens=1000)
     items = {f"i{number}": {"instruction": f"Do {number}.", "parameters": parameters} for number in range(8)}
     verdicts, progress = await calls.batch("b", items, budget=judge_pb2.Budget(tokens=4000))
     scored = [item_id for item_id, verdict in verdicts.items() if verdict.state == SCORED]

@@ -279,7 +279,9 @@ Global___ToolStatus: _TypeAlias = ToolStatus  # noqa: Y015
 
 @_typing.final
 class Budget(_message.Message):
-    """Budget is what may be spent. A call is made only where its prompt and its longest possible answer still fit."""
+    """Budget is what may be spent. A call is made only where its prompt, guessed at a token for 3 characters, and its longest possible answer
+    still fit; where the judge counts more tokens, the calls that are under way may go beyond it by the difference.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

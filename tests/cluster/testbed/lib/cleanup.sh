@@ -80,5 +80,8 @@ remove_files() {
   find /sys/fs/cgroup -depth -type d -path '*/kubepods*' -exec rmdir {} + 2>/dev/null || true
   find /var/log/containers -lname "$D/*" -delete 2>/dev/null || true
   rm -f "/var/lib/cni/results/$bridge-"*
+  # Sockets of shims that were killed, in a folder that another containerd may have made before us.
+  sed -n 's|.*"address":"unix://\([^"]*\)".*|\1|p' "$D"/containerd-state/io.containerd.runtime.v2.task/*/*/bootstrap.json 2>/dev/null |
+    xargs -r rm -f || true
   while read -r folder; do rm -rf --one-file-system "$folder"; done <"$D/made-folders"
 }

@@ -386,14 +386,17 @@ class TestDelete:
                 "target": {"kind": "Node", "name": "n"},
             },
         )
-        await runtime.delete(Incarnation("t", "a", uid), force=True)  # not stuck: it was not even asked to go
-        metadata = (await pod(truth))["metadata"]
+        # One that the cluster's own scheduler has just changed is not stuck, and is left for the next round.
+        async with asyncio.timeout(60):
+            while "deletionGracePeriodSeconds" not in (metadata := (await pod(truth))["metadata"]):
+                await runtime.delete(Incarnation("t", "a", uid), force=True)  # it was not even asked to go
         assert metadata["deletionGracePeriodSeconds"] == 1
         assert not await runtime.is_gone(Incarnation("t", "a", uid))
         await runtime.delete(Incarnation("t", "a", uid))
         assert not await runtime.is_gone(Incarnation("t", "a", uid))
-        await runtime.delete(Incarnation("t", "a", uid), force=True)
-        assert await runtime.is_gone(Incarnation("t", "a", uid))
+        async with asyncio.timeout(60):
+            while not await runtime.is_gone(Incarnation("t", "a", uid)):
+                await runtime.delete(Incarnation("t", "a", uid), force=True)
 
 
 class TestUpdate:

@@ -1,3 +1,3 @@
-"""The suite that every runtime must pass, on one machine; tests/cluster/platform runs it against Pods."""
+"""The suite that every runtime must pass, on one machine."""
 
 from tests.support.runtime_suite import *  # noqa: F403

@@ -12,8 +12,10 @@ start_outside() {
   pid=$!
   wait_for outside has_own_network "$pid"
   ip link add "$link" type veth peer name eth0 netns "$pid"
-  ip addr add 203.0.113.1/24 dev "$link"
+  # Only what is there: the rest of these networks may be somebody's, such as a package registry of a closed network.
+  ip addr add 203.0.113.1/32 dev "$link"
   ip link set "$link" up
+  ip route add 203.0.113.10 dev "$link"
   in_network() { nsenter --net="/proc/$pid/ns/net" ip "$@"; }
   for address in "${outside_public[@]}" "$outside_metadata"; do
     in_network addr add "$address/24" dev eth0

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+import psycopg
 from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -24,7 +25,16 @@ _log = get_logger(__name__)
 
 _TRANSACTION_SECONDS: Final = 15.0  # above what connecting and one statement may take
 _RETRY_SECONDS: Final = 0.5
-AWAY: Final = (OperationalError, InterfaceError, PoolTimeoutError, OSError, TimeoutError)
+# The driver's own too: what a COPY raises, SQLAlchemy does not see.
+AWAY: Final = (
+    OperationalError,
+    InterfaceError,
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    PoolTimeoutError,
+    OSError,
+    TimeoutError,
+)
 
 
 def driver_url(database_url: str) -> str:

@@ -7,8 +7,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from services.common.errors import OrchardError, UnavailableError
+from services.common.errors import InternalError, OrchardError, UnavailableError
+from services.common.logs import get_logger
 from services.trajectories.store.appends import Append
+
+_log = get_logger(__name__)
 
 _BATCH_APPENDS: Final = 1000
 _BATCH_BYTES: Final = 16 << 20
@@ -77,17 +80,25 @@ class Appender:
                 await self._arrived.wait_for(lambda: self._waiting)
                 batch = self._take()
             try:
-                results = await self._store.append([waiting.append for waiting in batch])
-            except OrchardError as error:
-                results = [error] * len(batch)
-            except BaseException:
-                for waiting in batch:
-                    _settle(waiting.result, UnavailableError("the append was interrupted; retry"))
-                raise
+                for waiting, result in zip(batch, await self._write(batch), strict=True):
+                    _settle(waiting.result, result)
             finally:
                 self._size -= sum(waiting.size for waiting in batch)
-            for waiting, result in zip(batch, results, strict=True):
-                _settle(waiting.result, result)
+                for waiting in batch:
+                    _settle(waiting.result, UnavailableError("the append was interrupted; retry"))
+
+    async def _write(self, batch: list[_Waiting]) -> list[int | OrchardError]:
+        """What became of each. What the database does not take of one writer fails for that one alone."""
+        try:
+            return await self._store.append([waiting.append for waiting in batch])
+        except OrchardError as error:
+            return [error] * len(batch)
+        except Exception as error:  # noqa: BLE001 (whatever is wrong with one, the others go on)
+            if len(batch) > 1:
+                return [result for waiting in batch for result in await self._write([waiting])]
+            refused = batch[0].append
+            _log.error("steps cannot be written", trajectory_id=refused.trajectory_id, exc_info=error)
+            return [InternalError("these steps cannot be written; the service's log says why", reason="APPEND_FAILED")]
 
     def _take(self) -> list[_Waiting]:
         """The next batch. A writer has one append under way, so the same trajectory twice is two writers: they are told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from services.trajectories.model import BlobReference, NewStep, Totals
 
 TEXT_INLINE_BYTES: Final = 64 << 10
 _EXTRA_BYTES: Final = 256 << 10
+_MOST_TOKENS: Final = 1 << 40  # of a step; the sum of all steps then fits a column
 _SHA256: Final = re.compile(r"[0-9a-f]{64}\Z")
 _ROLES: Final = range(trajectory_pb2.ROLE_SYSTEM, trajectory_pb2.ROLE_TOOL + 1)
 
@@ -77,8 +79,8 @@ def check_json(fields: Fields, field: str, text: str, kind: type[Any], most_byte
 
 def _check_call(fields: Fields, name: str, call: trajectory_pb2.ModelCall) -> None:
     for count in ("prompt_tokens", "completion_tokens", "cached_tokens"):
-        fields.check(getattr(call, count) >= 0, f"{name}.{count}", "must not be negative")
-    fields.check(call.cost_usd >= 0, f"{name}.cost_usd", "must be a number, not negative")
+        fields.check(0 <= getattr(call, count) <= _MOST_TOKENS, f"{name}.{count}", "must be from 0 to 2^40")
+    fields.check(0 <= call.cost_usd < math.inf, f"{name}.cost_usd", "must be a finite number, not negative")
     if call.logprobs:
         same = len(call.logprobs) == len(call.completion_token_ids)
         fields.check(same, f"{name}.logprobs", "must be as many as completion_token_ids")

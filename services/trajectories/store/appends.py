@@ -65,7 +65,7 @@ class AppendStore:
             UnavailableError: the database does not answer. Whether anything was added is not known; a repeat is safe.
         """
         async with self._database.transaction() as connection:
-            targets = await _lock(connection, {(append.tenant, append.trajectory_id) for append in appends})
+            targets = await _targets(connection, {(append.tenant, append.trajectory_id) for append in appends})
             blobs = await _hold_blobs(connection, appends)
             results = [
                 await _apply(connection, targets.get((append.tenant, append.trajectory_id)), append, blobs)
@@ -76,24 +76,42 @@ class AppendStore:
                 await _copy_steps(connection, changed)
                 await announce(connection, [target.key for target in changed])
                 await _refer(connection, changed)
-            await _update(connection, list(targets.values()))
+            await _update(connection, [target for target in targets.values() if target.status is Status.OPEN])
         return results
 
 
-async def _lock(connection: AsyncConnection, names: set[tuple[str, str]]) -> dict[tuple[str, str], _Target]:
-    """Lock the trajectories in the order of their keys, so that two batches never wait for each other in a ring."""
+def _named() -> sa.Select[Any]:
+    """What a target is made of, of the trajectories that are named."""
     table = TRAJECTORIES.c
     wanted = sa.select(
         sa.func.unnest(sa.bindparam("tenants", type_=sa.ARRAY(sa.Text))).label("tenant"),
         sa.func.unnest(sa.bindparam("ids", type_=sa.ARRAY(sa.Text))).label("id"),
     ).subquery()
-    query = (
+    return (
         sa.select(table.key, table.tenant, table.trajectory_id, table.status, table.writer, table.cost_usd)
         .add_columns(*(table[name] for name in COUNTS))
         .join(wanted, sa.and_(table.tenant == wanted.c.tenant, table.trajectory_id == wanted.c.id))
-        .order_by(table.key)
-        .with_for_update(of=TRAJECTORIES)
     )
+
+
+# Statements are built once: to build one and find it in SQLAlchemy's cache again costs more than to run it.
+_OPEN: Final = TRAJECTORIES.c.status == Status.OPEN.value
+# In the order of their keys, so that two batches never wait for each other in a ring. One that is sealed is not locked:
+# whoever packs it holds it for as long as the object store takes.
+_LOCK: Final = _named().where(_OPEN).order_by(TRAJECTORIES.c.key).with_for_update(of=TRAJECTORIES)
+_SEALED: Final = _named().where(~_OPEN)
+
+
+async def _targets(connection: AsyncConnection, names: set[tuple[str, str]]) -> dict[tuple[str, str], _Target]:
+    """Lock those that are open; the sealed ones are there too."""
+    found = await _find(connection, _LOCK, names)
+    missing = names - found.keys()
+    return found | await _find(connection, _SEALED, missing) if missing else found
+
+
+async def _find(
+    connection: AsyncConnection, query: sa.Select[Any], names: set[tuple[str, str]]
+) -> dict[tuple[str, str], _Target]:
     ordered = sorted(names)
     values = {"tenants": [name[0] for name in ordered], "ids": [name[1] for name in ordered]}
     found = {}
@@ -219,28 +237,33 @@ async def _refer(connection: AsyncConnection, targets: Sequence[_Target]) -> Non
         await connection.execute(insert(BLOB_REFERENCES).on_conflict_do_nothing(), list(rows.values()))
 
 
+def _write_back() -> sa.Update:
+    kinds: dict[str, Any] = {"key": sa.BigInteger, "writer": sa.Text, "cost_usd": sa.Double}
+    kinds |= dict.fromkeys(COUNTS, sa.BigInteger)
+    news = sa.select(
+        *(sa.func.unnest(sa.bindparam(f"new_{name}", type_=sa.ARRAY(kind))).label(name) for name, kind in kinds.items())
+    ).subquery("news")
+    return (
+        sa.update(TRAJECTORIES)
+        .where(TRAJECTORIES.c.key == news.c.key)
+        .values({name: news.c[name] for name in kinds if name != "key"})
+    )
+
+
+_UPDATE: Final = _write_back()
+
+
 async def _update(connection: AsyncConnection, targets: Sequence[_Target]) -> None:
     """Write counts and writers back, of all trajectories by one statement."""
     if not targets:
         return
-    columns: dict[str, tuple[Any, list[Any]]] = {
-        "key": (sa.BigInteger, [target.key for target in targets]),
-        "writer": (sa.Text, [target.writer for target in targets]),
-        "cost_usd": (sa.Double, [target.totals.cost_usd for target in targets]),
-        **{name: (sa.BigInteger, [getattr(target.totals, name) for target in targets]) for name in COUNTS},
+    values: dict[str, list[Any]] = {
+        "new_key": [target.key for target in targets],
+        "new_writer": [target.writer for target in targets],
+        "new_cost_usd": [target.totals.cost_usd for target in targets],
+        **{f"new_{name}": [getattr(target.totals, name) for target in targets] for name in COUNTS},
     }
-    news = sa.select(
-        *(
-            sa.func.unnest(sa.bindparam(f"new_{name}", type_=sa.ARRAY(kind))).label(name)
-            for name, (kind, _) in columns.items()
-        )
-    ).subquery("news")
-    change = (
-        sa.update(TRAJECTORIES)
-        .where(TRAJECTORIES.c.key == news.c.key)
-        .values({name: news.c[name] for name in columns if name != "key"})
-    )
-    await connection.execute(change, {f"new_{name}": values for name, (_, values) in columns.items()})
+    await connection.execute(_UPDATE, values)
 
 
 def _sum(totals: Totals, more: Totals) -> Totals:

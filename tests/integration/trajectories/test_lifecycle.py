@@ -4,11 +4,13 @@ import asyncio
 import hashlib
 
 import grpc
+import psycopg
 import pytest
 from orchard.trajectory.v1 import trajectory_pb2, trajectory_service_pb2
 
 from services.common.errors import STATUS_DETAILS_KEY
 from services.trajectories.packing import frame
+from services.trajectories.store.tables import SCHEMA
 from tests.integration.trajectories.conftest import Calls, step, steps
 
 
@@ -120,6 +122,21 @@ async def test_a_sealed_trajectory_takes_no_steps(calls: Calls) -> None:
     assert await fails(calls.append("one", steps(1, first=2))) == other
 
 
+async def test_a_sealed_trajectory_that_is_being_packed_holds_up_nobodys_appends(calls: Calls) -> None:
+    for name in ("sealed", "open"):
+        await calls.create(name)
+        await calls.append(name, steps(1))
+    await calls.seal("sealed")
+    await calls.packed("sealed")
+    with psycopg.connect(calls.process.database) as packer:
+        packer.execute(f"SELECT FROM {SCHEMA}.trajectories WHERE trajectory_id = 'sealed' FOR UPDATE")
+        late = [asyncio.ensure_future(fails(calls.append("sealed", steps(1, first=1)))) for _ in range(20)]
+        assert await calls.append("open", steps(1, first=1)) == 2
+        sealed = (grpc.StatusCode.FAILED_PRECONDITION, "TRAJECTORY_SEALED")
+        assert await asyncio.gather(*late) == [sealed] * 20
+        packer.rollback()
+
+
 async def test_followers_see_every_step_once_and_end_with_the_seal(calls: Calls) -> None:
     await calls.create("one")
     await calls.append("one", steps(3))
@@ -197,6 +214,8 @@ async def test_a_large_text_becomes_a_body(calls: Calls) -> None:
         (step(0, extra_json='{"a": NaN}'), "steps[0].extra_json"),
         (step(0, model_call={"logprobs": [1]}), "steps[0].model_call.logprobs"),
         (step(0, model_call={"cost_usd": float("nan")}), "steps[0].model_call.cost_usd"),
+        (step(0, model_call={"cost_usd": float("inf")}), "steps[0].model_call.cost_usd"),
+        (step(0, model_call={"prompt_tokens": 2**63 - 1, "completion_tokens": 1}), "steps[0].model_call.prompt_tokens"),
     ],
 )
 async def test_bad_steps_are_refused_by_field(calls: Calls, message: trajectory_pb2.Step, field: str) -> None:

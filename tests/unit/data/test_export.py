@@ -118,6 +118,18 @@ def test_an_output_that_is_there_is_kept_unless_told(tmp_path: Path) -> None:
     assert output.read_text() != "precious"
 
 
+def test_a_folder_with_files_is_never_replaced(tmp_path: Path) -> None:
+    output = tmp_path / "results"
+    output.mkdir()
+    (output / "thesis.tex").write_text("precious")
+    with pytest.raises(DataError, match="remove it, or choose another name"):
+        export(RecordSource.of(some()), codec("atif"), output, overwrite=True)
+    assert (output / "thesis.tex").read_text() == "precious"
+    (output / "thesis.tex").unlink()
+    export(RecordSource.of(some()), codec("atif"), output, overwrite=True)
+    assert list(output.iterdir())
+
+
 @pytest.mark.parametrize(
     ("name", "output", "message"),
     [

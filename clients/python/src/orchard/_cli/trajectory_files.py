@@ -35,7 +35,7 @@ Truncate = Annotated[str, typer.Option("--truncate", help="What happens to a lon
 Tokenizer = Annotated[Path | None, typer.Option("--tokenizer", help="A tokenizer.json to count by; else an estimate.")]
 Recipe = Annotated[str, typer.Option("--recipe", help="Whose settings are stated in groups: swe, gui or claw.")]
 Environment = Annotated[str, typer.Option("--environment", help="Name that trainers show.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output that is there.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output that is there; no folder with files.")]
 Restart = Annotated[bool, typer.Option("--restart", help="Begin again what was broken off.")]
 
 

@@ -68,7 +68,7 @@ def export(  # noqa: PLR0917 (all but the first three are options)
         codec: the format.
         output: a file, or a folder, as the format allows.
         options: how.
-        overwrite: replace an output that is there.
+        overwrite: replace an output that is there; never a folder with files in it.
         restart: begin again where an earlier export was broken off.
         progress: called as it goes on.
 
@@ -78,6 +78,9 @@ def export(  # noqa: PLR0917 (all but the first three are options)
     container = container_of(codec, output)
     if output.exists() and not overwrite:
         raise DataError("is there already", where=Where(str(output)), fix="choose another name, or overwrite it")
+    if output.is_dir() and any(output.iterdir()):
+        why = "is a folder with files in it, which may be more than an export"
+        raise DataError(why, where=Where(str(output)), fix="remove it, or choose another name")
     given = options or ExportOptions()
     chosen = _with_files(given, container, output)
     job = _Job(source, codec, container, output, chosen)

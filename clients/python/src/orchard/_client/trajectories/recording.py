@@ -44,9 +44,13 @@ def status_after(error: BaseException | None) -> tuple[TrajectoryStatus, str]:
     if error is None:
         return TrajectoryStatus.COMPLETED, ""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    if not isinstance(error, Exception) or isinstance(error, _NOT_THE_AGENT):
-        return TrajectoryStatus.ABORTED, text
-    return TrajectoryStatus.FAILED, text
+    return (TrajectoryStatus.ABORTED if _is_not_the_agents(error) else TrajectoryStatus.FAILED), text
+
+
+def _is_not_the_agents(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(_is_not_the_agents(inner) for inner in error.exceptions)
+    return not isinstance(error, Exception) or isinstance(error, _NOT_THE_AGENT)
 
 
 class AsyncRecording:

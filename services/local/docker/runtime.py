@@ -145,11 +145,11 @@ class DockerRuntime:
                 _log.warning("a sandbox waits for the engine", uid=request.uid, why=str(error))
             except EngineError as error:
                 raise await self._failed(request.uid, live, f"the engine refuses: {error}") from None
+            except TimeoutError:  # an OSError, too
+                why = f"its agent did not listen within {request.start_seconds:g} s"
+                raise await self._failed(request.uid, live, why) from None
             except OSError as error:
                 why = f"its folder cannot be made: {error.strerror or error}"
-                raise await self._failed(request.uid, live, why) from None
-            except TimeoutError:
-                why = f"its agent did not listen within {request.start_seconds:g} s"
                 raise await self._failed(request.uid, live, why) from None
             delay = backoff.next()
             patience -= delay
@@ -222,7 +222,8 @@ class DockerRuntime:
 
     def _patience(self) -> float:
         """Until the next look."""
-        since = [live.suspect_at for live in self._live.values() if live.suspect_at and not live.ended.is_set()]
+        suspects = [live for live in self._live.values() if live.suspect_at and not live.deleting]
+        since = [live.suspect_at for live in suspects if not live.ended.is_set()]
         now = asyncio.get_running_loop().time()
         return min([_RESYNC_SECONDS, *(max(0.0, at + _DOUBT_SECONDS - now) for at in since)])
 
@@ -233,8 +234,11 @@ class DockerRuntime:
         for uid, live in known.items():
             one = found.get(uid)
             if live.making is None and (one is None or not one.lives):
-                seen = None if one is None else await self._engine.inspect(one.id)
+                # One that was being made when the list was is not in it.
+                seen = await self._engine.inspect(live.container if one is None else one.id)
                 await self._judge(uid, seen, after_absence=after_absence)
+            elif one is not None and one.lives:
+                live.suspect_at = 0.0
         for uid, one in found.items():
             if uid not in known and uid not in self._live and one.status != "removing":
                 _log.warning("removing a container that no sandbox knows", container=one.name)

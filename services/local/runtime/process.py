@@ -214,7 +214,10 @@ class ProcessRuntime:
     async def close(self, *, platform_ends: bool) -> None:
         """Stop watching over sandboxes. They live on, unless the platform ends: then their groups are removed."""
         for spare in self._spares.drain():
-            await self._discard(spare)
+            try:
+                await self._discard(spare)
+            except (RemovalError, OSError) as error:
+                _log.warning("a spare sandbox is left for the next start to remove", uid=spare.uid, error=str(error))
         if platform_ends:
             ends = [asyncio.ensure_future(live.ended.wait()) for live in self._live.values()]
             if ends:

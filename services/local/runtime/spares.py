@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from services.common.logs import get_logger
 from services.local.runtime import claim
+from services.local.runtime.removal import RemovalError
 from services.local.runtime.steps import StartError
 from services.local.runtime.zygote_client import Answer, ZygoteDiedError, ZygoteError
 
@@ -102,7 +103,7 @@ class Spares:
                 self._ready.append(spare)
                 _log.debug("spare sandbox ready", uid=spare.uid)
                 pause = 0.0
-            except (StartError, ZygoteError, ZygoteDiedError, OSError) as error:
+            except (StartError, ZygoteError, ZygoteDiedError, RemovalError, OSError) as error:
                 pause = min(_MOST_PAUSE_SECONDS, max(_FIRST_SECONDS, pause * 2))
                 _log.warning("no spare sandbox could be made", error=str(error), again_seconds=pause)
 

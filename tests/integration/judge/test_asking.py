@@ -226,7 +226,7 @@ async def test_votes_are_apart(server: JudgeServer) -> None:
 async def test_what_was_answered_is_not_asked_again(server: JudgeServer) -> None:
     notes = Notes()
     server.behave("good")
-    before = await ask(settings(server), question(), votes=2, notes=notes)
+    before = await ask(settings(server, concurrency=1), question(), votes=2, notes=notes)  # in the order of the votes
     notes.given = notes.given[:1]
     server.behave("bad")
     after = await ask(settings(server), question(), votes=2, notes=notes)

@@ -14,6 +14,8 @@ T = TypeVar("T")
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A person who asks that often wants out, whatever is left behind.
 _PATIENCE: Final = 3
+# For the clean-up of what was hurried away: it may well find nobody any more who would answer it.
+_LEAVE_SECONDS: Final = 5.0
 
 
 class Interrupts:
@@ -23,8 +25,9 @@ class Interrupts:
         self._received: list[int] = []
         self._former: dict[signal.Signals, Any] = {}
         self._cancel: Callable[[], None] | None = None
-        self.hurry: Callable[[], None] = lambda: None
-        """What a signal calls when there is nothing left to cancel."""
+        self._leave: Callable[[], None] | None = None
+        self.hurry: Callable[[], None] | None = None
+        """What a signal calls when everything has been cancelled: it takes away what the rest would still clean up."""
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -54,21 +57,30 @@ class Interrupts:
         """Like asyncio.run; a signal cancels `work`, which becomes KeyboardInterrupt once it has cleaned up."""
 
         async def cancellable() -> T:
-            task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+            loop = asyncio.get_running_loop()
+            task, left = asyncio.ensure_future(work), asyncio.Event()
+            leaving = asyncio.ensure_future(left.wait())
 
             def cancel() -> None:
                 self._cancel = None
                 loop.call_soon_threadsafe(task.cancel)
 
-            self._cancel = cancel
+            def leave() -> None:
+                loop.call_soon_threadsafe(loop.call_later, _LEAVE_SECONDS, left.set)
+
+            self._cancel, self._leave = cancel, leave
             try:
                 self.check()
+                await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                if not task.done():
+                    raise KeyboardInterrupt
                 return await task
             except asyncio.CancelledError:
                 self.check()
                 raise
             finally:
-                self._cancel = None
+                self._cancel = self._leave = None
+                leaving.cancel()
                 task.cancel()
 
         return asyncio.run(cancellable())
@@ -80,5 +92,7 @@ class Interrupts:
             raise KeyboardInterrupt
         if self._cancel is not None:
             self._cancel()
-        else:
+        elif self.hurry is not None:
             self.hurry()
+            if self._leave is not None:
+                self._leave()

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from services.common.backoff import Backoff
 from services.common.logs import get_logger
@@ -160,7 +160,7 @@ class DockerRuntime:
         await self._engine.remove(place.name(uid))  # of an attempt that an engine did not survive
         await asyncio.to_thread(make_folders, place, request, image, keys)
         live.ended.clear()
-        live.container = await self._engine.create(place.name(uid), configuration(place, request, image, keys))
+        live.container = await self._created(place.name(uid), configuration(place, request, image, keys))
         await self._engine.start(live.container)
         ended = asyncio.ensure_future(live.ended.wait())
         try:
@@ -170,6 +170,19 @@ class DockerRuntime:
             ended.cancel()
         if live.ended.is_set():
             raise await self._failed(uid, live, "its container ended at once")
+
+    async def _created(self, name: str, wanted: Mapping[str, Any]) -> str:
+        """Have a container made. The engine carries it through whoever gives up, so what follows waits for it."""
+        making = asyncio.ensure_future(self._engine.create(name, wanted))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            await asyncio.wait([making], timeout=_REMOVED_SECONDS)
+            if not making.done():
+                making.cancel()
+            elif not making.cancelled():
+                making.exception()  # seen: what was given up may fail
+            raise
 
     async def _failed(self, uid: str, live: _Live, why: str) -> StartError:
         """The error to raise; what there is of the sandbox goes."""

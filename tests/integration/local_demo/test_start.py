@@ -34,7 +34,7 @@ def test_a_signal_while_the_platform_starts_stops_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    former = signal.getsignal(number)
+    former = signal.signal(number, signal.SIG_DFL)  # under nohup, SIGHUP is ignored
     with Interrupts() as interrupts:
         read = run._read_facts
 
@@ -46,6 +46,6 @@ def test_a_signal_while_the_platform_starts_stops_it(
         with pytest.raises(KeyboardInterrupt), run._own_platform(interrupts, QUIET):
             pytest.fail("it cannot have started")
         assert interrupts.exit_code == 128 + number
-    assert signal.getsignal(number) is former
+    assert signal.signal(number, former) is signal.SIG_DFL
     assert processes_naming(str(tmp_path)) == []
     assert list(tmp_path.iterdir()) == []

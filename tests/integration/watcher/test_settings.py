@@ -31,7 +31,7 @@ def test_the_process_runtime_needs_the_nodes_address() -> None:
     assert "unix:/path" in done.stderr
 
 
-@pytest.mark.parametrize("setting", ["ORCHARD_RUNTIME=docker", "ORCHARD_NAMESPACE=No_Such"])
+@pytest.mark.parametrize("setting", ["ORCHARD_RUNTIME=podman", "ORCHARD_NAMESPACE=No_Such"])
 def test_each_setting_that_is_wrong_is_named(setting: str) -> None:
     name, _, value = setting.partition("=")
     done = start(**{"ORCHARD_NODE_ADDRESS": "unix:/n", name: value})

@@ -3,6 +3,7 @@ import signal
 
 import pytest
 
+from services.local.demo import interrupts as interrupts_module
 from services.local.demo.interrupts import Interrupts
 
 
@@ -43,6 +44,24 @@ def test_a_second_one_hurries_and_does_not_break_into_the_clean_up() -> None:
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+def test_a_clean_up_of_what_was_hurried_away_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts_module, "_LEAVE_SECONDS", 0.01)
+
+    async def work() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.Event().wait()  # whoever would answer is gone
+
+    with Interrupts() as interrupts:
+        interrupts.hurry = lambda: None
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.run(work())
+        assert interrupts.exit_code == 130
 
 
 def test_what_is_over_is_not_undone() -> None:

@@ -22,7 +22,7 @@ from services.local.runtime.zygote_client import Answer, ZygoteDiedError, Zygote
 
 _log = get_logger(__name__)
 _FIRST_SECONDS: Final = 1.0
-_QUIET_SECONDS: Final = 0.03
+_QUIET_SECONDS: Final = 0.25  # making one in between would slow down whoever makes one after the other
 _MOST_PAUSE_SECONDS: Final = 60.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -241,9 +242,13 @@ async def test_a_stopped_launcher_does_not_hold_the_agents_end_up(make_agent: Ma
     agent = make_agent()
     async with agent.client() as client:
         await client.run(spec("true"))
-        for pid in launcher_processes(agent):
+        stopped = launcher_processes(agent)
+        for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
     assert await asyncio.to_thread(agent.stop) == 0
+    for pid in stopped:  # in a sandbox they end with its init
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_second_agent_on_the_same_state_is_refused(make_agent: MakeAgent) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from services.common.db import connect, migrate
 from services.common.health import Health
+from services.common.migrating import add_migrate
 from services.common.process import run_service
 from services.common.settings import DatabaseSettings
 from services.common.tls import TlsError
@@ -44,14 +45,7 @@ def main() -> int:
     """Serve, or do one of the operator's tasks."""
     parser = argparse.ArgumentParser(prog="python -m services.gateway", description="The gateway of Orchard.")
     commands = parser.add_subparsers(dest="command")
-    migrating = commands.add_parser("migrate", help="bring the database's gateway schema up to date")
-    migrating.add_argument(
-        "--wait",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="how long to wait for a database that does not answer",
-    )
+    add_migrate(commands, "gateway")
     create = commands.add_parser("create-key", help="make an API key and print it, this once, as JSON")
     create.add_argument("--tenant", required=True)
     create.add_argument("--name", default="")

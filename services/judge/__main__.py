@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from services.common.db import migrate
+from services.common.migrating import add_migrate
 from services.common.process import run_service
 from services.common.settings import DatabaseSettings
 from services.judge.app import run
@@ -20,12 +21,14 @@ def main() -> int:
     """Serve, or bring the database up to date."""
     parser = argparse.ArgumentParser(prog="python -m services.judge", description="The judge service of Orchard.")
     commands = parser.add_subparsers(dest="command")
-    commands.add_parser("migrate", help="bring the database's judge schema up to date")
-    if parser.parse_args().command is None:
+    add_migrate(commands, "judge")
+    arguments = parser.parse_args()
+    if arguments.command is None:
         return run_service("judge", JudgeServiceSettings, run)
     database = DatabaseSettings()  # type: ignore[call-arg]
     url = database.database_url.get_secret_value()
-    migrate(url, schema=SCHEMA, migrations=MIGRATIONS, tls=database.database_tls())
+    tls = database.database_tls()
+    migrate(url, schema=SCHEMA, migrations=MIGRATIONS, tls=tls, wait_seconds=arguments.wait)
     return 0
 
 

@@ -20,7 +20,7 @@ from services.common.objects import ObjectStore
 from services.common.server import Server
 from services.common.tasks import TaskGroup
 from services.common.telemetry import Telemetry
-from services.common.tokens import INTERNAL_AUDIENCE, Verifier, parse_public_keys
+from services.common.tokens import INTERNAL_AUDIENCE, PublicKeysFile, Verifier
 from services.judge.backends.endpoint import make_endpoint
 from services.judge.backends.settings import load_judges
 from services.judge.batches import Batches
@@ -50,7 +50,7 @@ async def run(settings: JudgeServiceSettings, tasks: TaskGroup, telemetry: Telem
     store, locks = VerdictStore(database), QuestionLocks(engine)
     shelf = RubricShelf(RubricStore(database), _now)
     judging = Judging(endpoints, store, shelf, locks, answers, _now)
-    verifier = Verifier(parse_public_keys(settings.public_keys_file.read_bytes()), INTERNAL_AUDIENCE)
+    verifier = Verifier(PublicKeysFile(settings.public_keys_file), INTERNAL_AUDIENCE)
     server = Server(
         interceptor=CallInterceptor(authenticator=PrincipalAuthenticator(verifier), telemetry=telemetry),
         health=health,

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from services.common.db import migrate
+from services.common.migrating import add_migrate
 from services.common.process import run_service
 from services.common.settings import DatabaseSettings
 from services.trajectories.app import run
@@ -22,14 +23,7 @@ def main() -> int:
         prog="python -m services.trajectories", description="The trajectory service of Orchard."
     )
     commands = parser.add_subparsers(dest="command")
-    migrating = commands.add_parser("migrate", help="bring the database's trajectories schema up to date")
-    migrating.add_argument(
-        "--wait",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="how long to wait for a database that does not answer",
-    )
+    add_migrate(commands, "trajectories")
     arguments = parser.parse_args()
     if arguments.command is None:
         return run_service("trajectories", TrajectoriesSettings, run)

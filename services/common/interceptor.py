@@ -25,6 +25,7 @@ from services.common.errors import (
     OrchardError,
     UnavailableError,
 )
+from services.common.requests import ANSWER_SECONDS, IDLE_SECONDS, Dialogue, Upload, idle_error
 from services.common.telemetry import Telemetry
 from services.common.tokens import Principal
 
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 _log = logs.get_logger(__name__)
 
 REQUEST_ID_KEY: Final = "orchard-request-id"
-_MAXIMUM_UNARY_SECONDS: Final = 900.0
 _OPEN_PREFIXES: Final = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 
 
@@ -138,8 +138,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         authenticator: Authenticator | None,
         telemetry: Telemetry | None = None,
         observer: CallObserver | None = None,
+        idle_seconds: float = IDLE_SECONDS,
     ) -> None:
+        """Take what every call goes through.
+
+        Args:
+            authenticator: says who calls; None where the transport alone decides.
+            telemetry: where calls are traced and counted; None for nowhere.
+            observer: is told of every call that has ended.
+            idle_seconds: how long a client that sends a stream may be silent.
+        """
         self._authenticator = authenticator
+        self._idle_seconds = idle_seconds
         self._telemetry = telemetry
         self._observer = observer
         self._wrapped: dict[str, Handler] = {}
@@ -166,7 +176,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             "response_serializer": handler.response_serializer,
         }
         if handler.response_streaming:
-            stream = self._stream(method, cast("StreamBehavior", handler.stream_stream or handler.unary_stream))
+            stream = self._stream(
+                method,
+                cast("StreamBehavior", handler.stream_stream or handler.unary_stream),
+                streamed=handler.request_streaming,
+            )
             make = (
                 grpc.stream_stream_rpc_method_handler
                 if handler.request_streaming
@@ -176,7 +190,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         unary = self._unary(
             method,
             cast("UnaryBehavior", handler.stream_unary or handler.unary_unary),
-            bounded=not handler.request_streaming,
+            streamed=handler.request_streaming,
         )
         make = (
             grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
@@ -184,16 +198,19 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return make(unary, **codecs)
 
     def _unary(
-        self, method: str, inner: Callable[[Any, Any], Awaitable[Any]], *, bounded: bool
+        self, method: str, inner: Callable[[Any, Any], Awaitable[Any]], *, streamed: bool
     ) -> Callable[[Any, Any], Awaitable[Any]]:
         async def serve(request: Any, context: Context) -> Any:
             task = self.in_flight.add()
             metadata = dict(context.invocation_metadata() or ())
             call, started = self._begin(method, metadata)
             status = "OK"
+            upload = None
             try:
                 await self._authenticate(call, metadata)
-                async with asyncio.timeout(_limit(context) if bounded else None) as limit:
+                async with asyncio.timeout(self._idle_seconds if streamed else _limit(context)) as limit:
+                    if streamed:
+                        request = upload = Upload(request, limit, self._idle_seconds, self.in_flight)
                     self.in_flight.limits.add(limit)
                     try:
                         return await inner(request, context)
@@ -203,6 +220,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 error = raised
                 if isinstance(raised, TimeoutError) and self.in_flight.given_up:
                     error = UnavailableError("the server stops; retry", reason="SERVER_STOPPING")
+                elif isinstance(raised, TimeoutError) and upload is not None and not upload.ended:
+                    error = idle_error(self._idle_seconds)
                 status = _status_of(error)
                 await self._fail(error, call, context)
             finally:
@@ -212,18 +231,22 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return serve
 
     def _stream(
-        self, method: str, inner: Callable[[Any, Any], AsyncIterator[Any]]
+        self, method: str, inner: Callable[[Any, Any], AsyncIterator[Any]], *, streamed: bool
     ) -> Callable[[Any, Any], AsyncIterator[Any]]:
         async def serve(request: Any, context: Context) -> AsyncIterator[Any]:
             task = self.in_flight.add()
             metadata = dict(context.invocation_metadata() or ())
             call, started = self._begin(method, metadata)
             status = "OK"
-            responses = None
+            responses = dialogue = None
             try:
                 await self._authenticate(call, metadata)
+                if streamed:
+                    request = dialogue = Dialogue(request, self._idle_seconds)
                 responses = inner(request, context)
                 async for response in responses:
+                    if dialogue is not None:
+                        dialogue.touch()
                     yield response
             except BaseException as error:  # noqa: BLE001
                 status = _status_of(error)
@@ -299,10 +322,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 def _limit(context: Context) -> float | None:
     """Seconds that a call may take: every wait has an end, also for callers that set no deadline.
 
-    A deadline that gRPC itself keeps needs no timer of ours. Uploads end with their stream.
+    A deadline that gRPC itself keeps needs no timer of ours. Streams of requests have their own (requests.py).
     """
     remaining = context.time_remaining()
-    return None if remaining is not None and remaining <= _MAXIMUM_UNARY_SECONDS else _MAXIMUM_UNARY_SECONDS
+    return None if remaining is not None and remaining <= ANSWER_SECONDS else ANSWER_SECONDS
 
 
 def _status_of(error: BaseException) -> str:

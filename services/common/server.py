@@ -30,6 +30,11 @@ SERVER_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
+    # And ours to the client: the calls of one that vanished without a word end within 80 s. As often as it takes, also
+    # while nothing is sent (the default stops after two).
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
 )
 
 CHANNEL_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
@@ -38,6 +43,11 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     # Despite its name the time that an attempt to connect may take; a busy machine needs more than an idle one.
     ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # A peer whose machine is gone is found within 40 s while a call runs. The time for the answer to a ping is this
+    # option's: grpc.keepalive_timeout_ms alone leaves it at a minute (measured, grpcio 1.85).
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
     # Each service and agent has its own connection; sharing gRPC's global pool would keep dead ones alive.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
@@ -67,7 +77,9 @@ class Server:
         self._interceptor = interceptor
         self.health = health
         self.stopping = asyncio.Event()
-        self.grpc_server = grpc.aio.server(interceptors=[interceptor], options=[*SERVER_OPTIONS, *options])
+        self.grpc_server = grpc.aio.server(
+            interceptors=[interceptor], options=[*(dict(SERVER_OPTIONS) | dict(options)).items()]
+        )
         self._health_server: grpc.aio.Server | None = None
         health.register(self.grpc_server, service_names)
         if reflection:

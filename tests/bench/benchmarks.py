@@ -15,6 +15,7 @@ from typing import Final
 import orchard
 
 from tests.bench.measure import Figures, agent_pid, own_bytes, p50_p99, percentile, rss_bytes, timed
+from tests.bench.processors import Processors
 from tests.support.platform import PlatformProcess
 
 MEGABYTE: Final = 1_000_000
@@ -36,19 +37,28 @@ class Bench:
         self.full = full
 
     async def exec(self) -> Figures:
-        """A command through client and gateway; the floor is the same one as a local subprocess, in turn with it."""
+        """A command through client and gateway; the floor is the same one as a local subprocess, in turn with it.
+
+        In turn with both, two calls that start nothing: one that the gateway answers, and one that the agent answers.
+        """
         async with await self.client.create() as sandbox:
             for _ in range(30):
                 await sandbox.exec(TRUE)
-            through, floor = [], []
+            ended = await sandbox.start(TRUE)
+            await ended.wait()
+            through, floor, to_gateway, to_agent = [], [], [], []
             for _ in range(1000 if self.full else 300):
                 through.append(await timed(lambda: sandbox.exec(TRUE)))
                 started = time.perf_counter()
                 subprocess.run(TRUE, check=True)
                 floor.append((time.perf_counter() - started) * 1e3)
+                to_gateway.append(await timed(self.client.version))
+                to_agent.append(await timed(ended.info))
             return {
                 **p50_p99(through),
                 "floor_p50": percentile(floor, 0.5),
+                "call_to_gateway_p50": percentile(to_gateway, 0.5),
+                "call_to_agent_p50": percentile(to_agent, 0.5),
                 "concurrency_64": await self._in_flight(sandbox),
             }
 
@@ -61,20 +71,28 @@ class Bench:
                 return await timed(lambda: sandbox.exec(TRUE, concurrent=True))
 
         await asyncio.gather(*(one() for _ in range(200)))
+        processors = Processors(self.platform)
         started = time.perf_counter()
         times = await asyncio.gather(*(one() for _ in range(count)))
-        return {"per_second": round(count / (time.perf_counter() - started), 1), "p99": percentile(times, 0.99)}
+        seconds = time.perf_counter() - started
+        return {
+            "per_second": round(count / seconds, 1),
+            "p99": percentile(times, 0.99),
+            "cpu_each": processors.each(count),
+        }
 
     async def create(self) -> Figures:
         """From create to READY, one at a time."""
         times = []
-        for index in range(105 if self.full else 45):
+        count = 105 if self.full else 45
+        processors = Processors(self.platform)
+        for index in range(count):
             started = time.perf_counter()
             sandbox = await self.client.create()
             if index >= 5:
                 times.append((time.perf_counter() - started) * 1e3)
             await sandbox.delete()
-        return p50_p99(times)
+        return {**p50_p99(times), "cpu_each": processors.each(count)}
 
     async def lifecycle(self) -> list[Figures]:
         """The paper's mix: create, four commands, delete, all sandboxes at once."""
@@ -98,9 +116,11 @@ class Bench:
             except orchard.OrchardError as error:
                 failures.append(f"{type(error).__name__}: {error}")
 
+        processors = Processors(self.platform)
         started = time.perf_counter()
         await asyncio.gather(*(life() for _ in range(count)))
         seconds = time.perf_counter() - started
+        cpu_each = processors.each(count)
         for failure in failures[:3]:
             print(f"lifecycle failure: {failure}", file=sys.stderr)
         return {
@@ -110,6 +130,7 @@ class Bench:
             "create_mean": round(sum(creates) / max(1, len(creates)), 1),
             "exec_mean": round(sum(execs) / max(1, len(execs)), 1),
             "failures": len(failures),
+            "cpu_each": cpu_each,
         }
 
     async def stream(self) -> Figures:
@@ -120,11 +141,13 @@ class Bench:
             gateway = self.platform.service_pid("gateway")
             await _drain(sandbox, 200 * MEGABYTE)
             agent_before, gateway_before = rss_bytes(agent), rss_bytes(gateway)
+            processors = Processors(self.platform)
             started = time.perf_counter()
             await _drain(sandbox, size)
             seconds = time.perf_counter() - started
             return {
                 "megabytes_per_second": round(size / MEGABYTE / seconds, 1),
+                "cpu_each_gigabyte": processors.each(size // (1000 * MEGABYTE)),
                 "agent_rss_growth": rss_bytes(agent) - agent_before,
                 "gateway_rss_growth": rss_bytes(gateway) - gateway_before,
             }

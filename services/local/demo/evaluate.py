@@ -18,6 +18,7 @@ from services.local.demo.tasks import Candidate, Task, Verdict
 _REPOSITORY: Final = "/testbed"
 _LINE_SHOWN: Final = 60
 _LIFE_SECONDS: Final = 300
+_MOST_PATIENCE: Final = 8.0
 _NO_PATCH: Final = frozenset({"PATCH_MALFORMED", "PATCH_PATH_ESCAPES"})
 
 Progress = Callable[[str], None]
@@ -51,15 +52,28 @@ class Outcome:
         return self.verdict == self.candidate.expected
 
 
+def patience(load: float, cores: int) -> float:
+    """By how much limits of time are stretched, 1 to 8, with so many programs running or ready to run before we begin.
+
+    A limit is to end what hangs. Where programs wait for a core, it would end those that are only late, and call them
+    unresolved.
+    """
+    return min(max(1.0, load / cores), _MOST_PATIENCE)
+
+
 async def evaluate(  # noqa: PLR0917
     client: orchard.AsyncSandboxClient,
     rollouts: Rollouts,
     task: Task,
     repository: Path,
     candidate: Candidate,
+    stretch: float,
     progress: Progress,
 ) -> Outcome:
-    """Judge one candidate and keep its run. An error of the platform is an outcome of its own, never "unresolved"."""
+    """Judge one candidate and keep its run. An error of the platform is an outcome of its own, never "unresolved".
+
+    Limits of time are stretched so many times (`patience`).
+    """
     started = time.monotonic()
     sandbox_id = f"demo-{secrets.token_hex(8)}"
     trajectory_id = ""
@@ -67,7 +81,7 @@ async def evaluate(  # noqa: PLR0917
     try:
         async with rollouts.record(task, candidate, sandbox_id) as trajectory:
             trajectory_id = trajectory.trajectory_id
-            judged = await _judge(client, trajectory, task, repository, candidate, sandbox_id, progress)
+            judged = await _judge(client, trajectory, task, repository, candidate, sandbox_id, stretch, progress)
     except orchard.RecordingIncomplete as error:
         # The verdict stands: only the record of it is not whole.
         rollouts.problem = error
@@ -85,12 +99,13 @@ async def _judge(  # noqa: PLR0917
     repository: Path,
     candidate: Candidate,
     sandbox_id: str,
+    stretch: float,
     progress: Progress,
 ) -> Judged:
     progress("waiting for a sandbox")
     labels = {"demo": task.instance_id, "candidate": candidate.name}
     trajectory.add(*opening(task, candidate))
-    async with await client.create(sandbox_id=sandbox_id, labels=labels, ttl=_LIFE_SECONDS) as sandbox:
+    async with await client.create(sandbox_id=sandbox_id, labels=labels, ttl=_LIFE_SECONDS * stretch) as sandbox:
         trajectory.attach(sandbox)
         progress("uploading the repository")
         await sandbox.upload(repository, _REPOSITORY)
@@ -103,7 +118,7 @@ async def _judge(  # noqa: PLR0917
         progress("applying the test patch")
         await _restore_tests(sandbox, task, repository)
         await sandbox.apply_patch(task.test_patch, path=_REPOSITORY)
-        return await _run_tests(sandbox, task, progress)
+        return await _run_tests(sandbox, task, task.test_timeout_seconds * stretch, progress)
 
 
 async def _apply(sandbox: orchard.AsyncSandbox, patch: bytes) -> str:
@@ -130,13 +145,13 @@ async def _restore_tests(sandbox: orchard.AsyncSandbox, task: Task, repository: 
             await sandbox.remove(f"{_REPOSITORY}/{name}", missing_ok=True)
 
 
-async def _run_tests(sandbox: orchard.AsyncSandbox, task: Task, progress: Progress) -> Judged:
+async def _run_tests(sandbox: orchard.AsyncSandbox, task: Task, timeout: float, progress: Progress) -> Judged:
     log: list[str] = []
     wanted = len(task.fail_to_pass) + len(task.pass_to_pass)
     stream = sandbox.exec_stream(
         task.test_command,
         cwd=_REPOSITORY,
-        timeout=task.test_timeout_seconds,
+        timeout=timeout,
         kill_grace=1,
         env={"PYTHON_COLORS": "0", "PYTHONDONTWRITEBYTECODE": "1"},
     )
@@ -150,7 +165,7 @@ async def _run_tests(sandbox: orchard.AsyncSandbox, task: Task, progress: Progre
     verdict = judge_tests(parse_unittest("".join(log)), task.fail_to_pass, task.pass_to_pass)
     tests = (verdict.passed, wanted)
     if result.timed_out:
-        return "unresolved", tests, f"timed out after {task.test_timeout_seconds:g} s"
+        return "unresolved", tests, f"timed out after {timeout:.0f} s"
     if result.ended != "exited":
         return "unresolved", tests, result.describe()
     if verdict.resolved:

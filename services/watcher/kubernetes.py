@@ -11,9 +11,9 @@ import aiohttp
 
 from services.common import pods
 from services.common.kubernetes import KubernetesClient
+from services.watcher.model import Event
 from services.watcher.pod_states import project
 from services.watcher.pod_watch import DEFAULT_TIMING, ConnectionLostError, PodWatch, Timing
-from services.watcher.service import Event
 
 _CONNECT_SECONDS: Final = 10.0
 # Without compression: a list inside the cluster is cheaper to send than to unpack.

@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 from services.common import pods
 from services.common.observed import Observed
 from services.common.states import Reason, State
+from services.watcher.model import GiveUp, Seen
 from services.watcher.pod_lines import version_of
-from services.watcher.service import GiveUp, Seen
 
 Json = dict[str, Any]
 

@@ -17,8 +17,8 @@ from typing import Any, Final, Protocol
 
 from services.common.backoff import Backoff
 from services.common.logs import get_logger
+from services.watcher.model import Bookmark, Event, Interrupted, Restarted, Seen, Synced
 from services.watcher.pod_lines import BrokenBodyError, Lines, decode, parse, version_of
-from services.watcher.service import Bookmark, Event, Interrupted, Restarted, Seen, Synced
 
 _log = get_logger(__name__)
 

@@ -20,7 +20,7 @@ from services.common.times import to_ms
 from services.common.tls import ClientTls
 from services.common.validation import seconds_of
 from services.common.versions import AGENT_VERSION_KEY
-from services.watcher.service import Bookmark, Seen, Synced
+from services.watcher.model import Bookmark, Seen, Synced
 
 _STATES: Final = {
     node_pb2.NODE_SANDBOX_PHASE_STARTING: State.STARTING,

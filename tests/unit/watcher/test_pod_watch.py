@@ -11,8 +11,8 @@ import pytest
 
 from services.common.observed import Observed
 from services.common.states import State
+from services.watcher.model import Bookmark, Interrupted, Restarted, Seen, Synced
 from services.watcher.pod_watch import ConnectionLostError, PodWatch, Timing
-from services.watcher.service import Bookmark, Interrupted, Restarted, Seen, Synced
 
 SELECTOR = "app=sandbox"
 BACKSTOP = 20

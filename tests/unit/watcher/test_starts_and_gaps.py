@@ -11,17 +11,8 @@ from services.common.health import Health
 from services.common.observed import Observed
 from services.common.states import Reason, State
 from services.common.times import now_ms
-from services.watcher.service import (
-    DEPENDENCY,
-    Bookmark,
-    Event,
-    GiveUp,
-    Interrupted,
-    Restarted,
-    Seen,
-    Synced,
-    Watcher,
-)
+from services.watcher.model import Bookmark, Event, GiveUp, Interrupted, Restarted, Seen, Synced
+from services.watcher.service import DEPENDENCY, Watcher
 
 BACKSTOP = 20
 

@@ -13,7 +13,8 @@ from services.common.health import Health
 from services.common.observed import Observed
 from services.common.states import Reason, State
 from services.common.times import now_ms
-from services.watcher.service import Bookmark, Seen, Synced, Watcher
+from services.watcher.model import Bookmark, Seen, Synced
+from services.watcher.service import Watcher
 from services.watcher.servicer import WatchServicer
 
 BACKSTOP = 20

@@ -24,12 +24,14 @@ from services.common.tokens import INTERNAL_AUDIENCE, PublicKeysFile, Verifier
 from services.judge.backends.endpoint import make_endpoint
 from services.judge.backends.settings import load_judges
 from services.judge.batches import Batches
+from services.judge.held import Held
 from services.judge.journal import Answers
 from services.judge.rubric_shelf import RubricShelf
 from services.judge.service import Judging
 from services.judge.servicer import JudgeServicer
 from services.judge.settings import JudgeServiceSettings
 from services.judge.store.locks import QuestionLocks
+from services.judge.store.requests import RequestStore
 from services.judge.store.rubrics import RubricStore
 from services.judge.store.verdicts import VerdictStore
 
@@ -43,22 +45,21 @@ _PROBE_SECONDS: Final = 5.0
 async def run(settings: JudgeServiceSettings, tasks: TaskGroup, telemetry: Telemetry | None) -> AsyncIterator[None]:
     """Run the judge service while the context is open."""
     health = Health([DEPENDENCY])
-    endpoints = {judge.name: make_endpoint(judge) for judge in load_judges(settings.judges_file)}
     # One more than the calls need: the locks keep a connection.
     engine = connect(settings.database_url.get_secret_value(), pool_size=_POOL + 1, tls=settings.database_tls())
     database, answers = Database(engine), Answers(ObjectStore(settings.object_store_url))
     store, locks = VerdictStore(database), QuestionLocks(engine)
     shelf = RubricShelf(RubricStore(database), _now)
-    judging = Judging(endpoints, store, shelf, locks, answers, _now)
     verifier = Verifier(PublicKeysFile(settings.public_keys_file), INTERNAL_AUDIENCE)
     server = Server(
         interceptor=CallInterceptor(authenticator=PrincipalAuthenticator(verifier), telemetry=telemetry),
         health=health,
         service_names=SERVICE_NAMES,
     )
-    servicer = JudgeServicer(
-        judging, Batches(judging, store, _now), shelf, store, answers, server.stopping, settings.most_judgements
-    )
+    endpoints = {judge.name: make_endpoint(judge, server.stopping) for judge in load_judges(settings.judges_file)}
+    judging = Judging(endpoints, store, RequestStore(database), shelf, locks, answers, _now)
+    batches, held = Batches(judging, store, _now), Held(settings.most_held_bytes)
+    servicer = JudgeServicer(judging, batches, shelf, store, answers, server.stopping, settings.most_judgements, held)
     judge_service_pb2_grpc.add_JudgeServiceServicer_to_server(servicer, server.grpc_server)
 
     async def probe() -> None:
@@ -76,6 +77,7 @@ async def run(settings: JudgeServiceSettings, tasks: TaskGroup, telemetry: Telem
 
     if telemetry is not None:
         telemetry.gauge("orchard.judge.judgements", "Judgements under way.", lambda: {"running": servicer.running})
+        telemetry.gauge("orchard.judge.held", "Bytes that judgements hold.", lambda: {"bytes": held.bytes})
     tasks.start("probe the database", probe())
     await server.start(settings.listen, tls=settings.server_tls(), health_address=settings.health_listen)
     try:

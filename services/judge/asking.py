@@ -15,8 +15,9 @@ from services.judge.answers.reading import Finish, read_answer
 from services.judge.backends.base import Ask, CallError, Reply
 from services.judge.backends.endpoint import Endpoint
 from services.judge.backends.limits import BudgetExhaustedError, Meter
+from services.judge.building import Prompts
 from services.judge.model import NOTHING, Kind, Parameters, Question, Reading, Reason, Usage, Vote
-from services.judge.prompting.prompts import Prompt, build_prompt
+from services.judge.prompting.prompts import Prompt
 from services.judge.votes import both_orders
 
 _UNLIMITED_STEP: Final = 0.1
@@ -72,11 +73,30 @@ class _Answered:
     latency_seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Keeper:
+    """Keeps what comes of one call."""
+
+    journal: Journal
+    endpoint: Endpoint
+    place: Place
+    prompt: Prompt
+
+    async def answered(self, reply: Reply, seconds: float) -> tuple[Kept, str]:
+        """See endpoint.Keeper."""
+        usage = self.endpoint.usage(reply)
+        return await self.journal.answered(self.place, self.prompt, reply, usage, seconds), reply.text
+
+    async def failed(self) -> None:
+        """See endpoint.Keeper."""
+        await self.journal.failed(self.place, self.endpoint.usage(None))
+
+
 class Asker:
     """Asks all judges of one question.
 
     Args:
-        question: what is asked.
+        prompts: what is asked.
         key: what its verdict is found by; part of each call's idempotency key.
         parameters: how.
         endpoints: the judges, each asked `parameters.votes` times.
@@ -86,42 +106,47 @@ class Asker:
 
     def __init__(  # noqa: PLR0917
         self,
-        question: Question,
+        prompts: Prompts,
         key: str,
         parameters: Parameters,
         endpoints: Sequence[Endpoint],
         meters: Sequence[Meter],
         journal: Journal,
     ) -> None:
-        self._question = question
-        self._swapped = replace(question, attempts=question.attempts[::-1])
+        self._prompts = prompts
         self._key = key
         self._parameters = parameters
         self._endpoints = endpoints
         self._meters = meters
         self._journal = journal
         self._kept: Sequence[Kept] = ()
+        self.settled: set[tuple[str, int, bool]] = set()
+        """Judge, vote and order of those that have an answer that could be read: they need not be asked again."""
 
     async def votes(self) -> list[Vote]:
-        """Every vote, in the order of the judges. No failure of a judge is raised."""
+        """Every vote, in the order of the judges. No failure of a judge is raised.
+
+        Where something of ours fails, such as the database, the other votes come to their end before that is raised:
+        their answers are paid for.
+        """
         self._kept = await self._journal.kept()
-        asked: list[asyncio.Task[Vote]] = []
-        try:
-            async with asyncio.TaskGroup() as group:
-                for endpoint in self._endpoints:
-                    for number in range(self._parameters.votes):
-                        name = f"vote {number} of {endpoint.settings.name}"
-                        asked.append(group.create_task(self._vote(endpoint, number), name=name))
-        except BaseExceptionGroup as group_error:
-            # Ours, such as the database away; the first says what the others say.
-            raise group_error.exceptions[0] from None
+        asked = [
+            asyncio.create_task(self._vote(endpoint, number), name=f"vote {number} of {endpoint.settings.name}")
+            for endpoint in self._endpoints
+            for number in range(self._parameters.votes)
+        ]
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
         return [task.result() for task in asked]
 
     async def _vote(self, endpoint: Endpoint, number: int) -> Vote:
         first = await self._answer(endpoint, number, swapped=False)
         answered = [first]
         reading = first.reading
-        if self._question.kind is Kind.PAIRWISE and first.reading.value is not None:
+        question, _prompt = await self._prompts.of()
+        if question.kind is Kind.PAIRWISE and first.reading.value is not None:
             second = await self._answer(endpoint, number, swapped=True)
             answered.append(second)
             reading = both_orders(first.reading, second.reading)
@@ -136,15 +161,15 @@ class Asker:
 
     async def _answer(self, endpoint: Endpoint, number: int, *, swapped: bool) -> _Answered:
         """Try until there is an answer that can be read, or no try is left."""
-        question = self._swapped if swapped else self._question
-        prompt, backoff = build_prompt(question), endpoint.backoff()
+        question, prompt = await self._prompts.of(swapped=swapped)
+        backoff = endpoint.backoff()
         found = _Answered(Reading(Excluded(Reason.UNAVAILABLE), "the judge was not asked"))
         kept = self._kept_of(endpoint.settings.name, number, swapped=swapped)
         for one in kept:
             found = self._with_answer(found, question, prompt, one, await self._journal.text(one))
-        if kept and not found.reading.again:
-            return found
         first = kept[-1].place.attempt + 1 if kept else 0
+        if kept and not found.reading.again:
+            first = endpoint.settings.attempts
         for attempt in range(first, endpoint.settings.attempts):
             place = Place(endpoint.settings.name, number, swapped, attempt)
             found, delay = await self._try(endpoint, found, question, prompt, place)
@@ -152,6 +177,8 @@ class Asker:
                 break
             if delay is not None and attempt + 1 < endpoint.settings.attempts:
                 await asyncio.sleep(max(delay, backoff.next()))
+        if not isinstance(found.reading.score, Excluded):
+            self.settled.add((endpoint.settings.name, number, swapped))
         return found
 
     def _kept_of(self, judge: str, number: int, *, swapped: bool) -> list[Kept]:
@@ -164,23 +191,22 @@ class Asker:
     ) -> tuple[_Answered, float | None]:
         """One call; with a delay, where the next one should wait."""
         started = time.monotonic()
+        asked = self._ask(question, prompt, place, len(found.answers))
+        keeper = _Keeper(self._journal, endpoint, place, prompt)
         try:
-            reply = await endpoint.ask(self._ask(question, prompt, place), self._meters)
+            kept, text = await endpoint.ask(asked, self._meters, keeper)
         except BudgetExhaustedError:
             message = "the budget has no room for the next call"
             return replace(found, reading=Reading(Excluded(Reason.BUDGET), message)), None
         except CallError as error:
             latency = time.monotonic() - started
             usage = endpoint.usage(None) if error.made else Usage()
-            await self._journal.failed(place, usage)
             reading = Reading(Excluded(error.reason), error.message, again=error.again)
             found = replace(
                 found, reading=reading, usage=found.usage + usage, latency_seconds=found.latency_seconds + latency
             )
             return found, error.retry_after_seconds or 0.0
-        latency, usage = time.monotonic() - started, endpoint.usage(reply)
-        kept = await self._journal.answered(place, prompt, reply, usage, latency)
-        return self._with_answer(found, question, prompt, kept, reply.text), None
+        return self._with_answer(found, question, prompt, kept, text), None
 
     def _with_answer(self, found: _Answered, question: Question, prompt: Prompt, kept: Kept, text: str) -> _Answered:
         told = replace(prompt, ticket=kept.ticket)
@@ -192,9 +218,12 @@ class Asker:
             latency_seconds=found.latency_seconds + kept.latency_seconds,
         )
 
-    def _ask(self, question: Question, prompt: Prompt, place: Place) -> Ask:
+    def _ask(self, question: Question, prompt: Prompt, place: Place, answers: int) -> Ask:
         rubric = question.rubric
-        name = f"{self._key}/{place.judge}/{place.vote}/{place.swapped}/{place.attempt}"
+        # Of the request, not of the try: a server that knows such keys answers it once, however often it is sent. An
+        # answer that could not be read must not come again, so the next request has another key; the ticket is in it
+        # because servers refuse a key that comes with another body.
+        name = f"{self._key}/{place.judge}/{place.vote}/{place.swapped}/{prompt.ticket}/{answers}"
         return Ask(
             kind=question.kind,
             prompt=prompt,

@@ -5,20 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from orchard.rewards.scores import Excluded
-
 from services.common.errors import AlreadyExistsError, NotFoundError
 from services.judge.backends.limits import Amount, Meter
-from services.judge.model import Reason
-from services.judge.service import Judging, Request
+from services.judge.model import Verdict
+from services.judge.requests import Request
+from services.judge.service import Errand, Judging
 from services.judge.store.verdicts import Batch, BatchItem, VerdictStore
 
 _PAGE: Final = 200
 _AT_ONCE: Final = 64
 """Items of a batch that are judged or whose verdict waits for the reader."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An item as it came in. `done`: is told once nobody needs its request any more."""
+
+    item_id: str
+    request: Request
+    done: Callable[[], None]
 
 
 class Batches:
@@ -45,7 +54,7 @@ class Batches:
         return await self._store.items(tenant, batch_id, after, count)
 
     async def run(
-        self, tenant: str, batch_id: str, budget: Amount, requests: AsyncIterator[tuple[str, Request]]
+        self, tenant: str, batch_id: str, budget: Amount, requests: AsyncIterator[Given]
     ) -> AsyncGenerator[BatchItem | Batch, None]:
         """Judge a batch, or go on with it; see JudgeService.JudgeBatch."""
         await self._store.begin_batch(tenant, batch_id, self._clock())
@@ -53,8 +62,10 @@ class Batches:
         after = ""
         while page := await self._store.items(tenant, batch_id, after, _PAGE):
             for item in page:
-                told.add(item.item_id)
-                yield item
+                # What an outage left out is not settled: it is judged again when it is sent.
+                if not item.again:
+                    told.add(item.item_id)
+                    yield item
             after = page[-1].item_id
         before = await self.get(tenant, batch_id)
         yield before
@@ -69,23 +80,35 @@ class Batches:
     async def judge_item(self, tenant: str, batch_id: str, item_id: str, request: Request, meter: Meter) -> BatchItem:
         """The verdict of one item."""
         prepared = await self._judging.prepare(tenant, request)
-        found = await self._store.item(tenant, batch_id, item_id)
-        if found is not None:
-            if found.question_key != prepared.key:
+
+        def item_of(verdict: Verdict) -> BatchItem:
+            return BatchItem(item_id, prepared.asked, verdict, again=verdict.is_outage)
+
+        async def earlier() -> BatchItem | None:
+            found = await self._store.item(tenant, batch_id, item_id)
+            if found is not None and found.asked not in {"", prepared.asked}:
                 raise AlreadyExistsError(
                     f"item {item_id!r} of batch {batch_id!r} was something else; choose another id",
                     reason="ITEM_EXISTS",
                     batch_id=batch_id,
                     item_id=item_id,
                 )
+            return None if found is None or found.again else found
+
+        async def verdict_of_earlier() -> Verdict | None:
+            found = await earlier()
+            return None if found is None else found.verdict
+
+        if (found := await earlier()) is not None:
             return found
-        verdict = await self._judging.judge(tenant, prepared, meters=[meter], batch_id=batch_id, item_id=item_id)
-        # An item that the budget left out is judged when the batch goes on.
-        if verdict.reading.score != Excluded(Reason.BUDGET):
-            await self._store.finish_item(
-                tenant, batch_id, item_id, prepared.key, verdict.verdict_id, cached=verdict.cached
-            )
-        return BatchItem(item_id, prepared.key, verdict)
+        errand = Errand(
+            meters=[meter],
+            batch_id=batch_id,
+            repeat=f"{batch_id}/{item_id}",
+            earlier=verdict_of_earlier,
+            finishing=lambda verdict: self._store.finishing_item(tenant, batch_id, item_of(verdict)),
+        )
+        return item_of(await self._judging.judge(tenant, prepared, errand))
 
 
 class _Run:
@@ -100,7 +123,7 @@ class _Run:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._done: asyncio.Queue[BatchItem | BaseException | None] = asyncio.Queue()
 
-    async def verdicts(self, requests: AsyncIterator[tuple[str, Request]]) -> AsyncGenerator[BatchItem, None]:
+    async def verdicts(self, requests: AsyncIterator[Given]) -> AsyncGenerator[BatchItem, None]:
         """Verdicts of what comes in, as they are reached."""
         name = f"batch {self._batch_id}"
         async with AsyncExitStack() as stack:
@@ -114,12 +137,12 @@ class _Run:
                     yield result
                 self._slots.release()
 
-    async def _read(self, requests: AsyncIterator[tuple[str, Request]]) -> None:
+    async def _read(self, requests: AsyncIterator[Given]) -> None:
         judging: set[asyncio.Task[None]] = set()
         try:
-            async for item_id, request in requests:
+            async for given in requests:
                 await self._slots.acquire()
-                task = asyncio.create_task(self._judge(item_id, request), name=f"item {item_id}")
+                task = asyncio.create_task(self._judge(given), name=f"item {given.item_id}")
                 judging.add(task)
                 task.add_done_callback(judging.discard)
             await asyncio.gather(*judging)
@@ -131,13 +154,17 @@ class _Run:
                 task.cancel()
             await asyncio.gather(*judging, return_exceptions=True)
 
-    async def _judge(self, item_id: str, request: Request) -> None:
+    async def _judge(self, given: Given) -> None:
         try:
-            item = await self._batches.judge_item(self._tenant, self._batch_id, item_id, request, self.meter)
+            item = await self._batches.judge_item(
+                self._tenant, self._batch_id, given.item_id, given.request, self.meter
+            )
         except Exception as error:  # noqa: BLE001 (raised where the stream is)
             self._done.put_nowait(error)
         else:
             self._done.put_nowait(item)
+        finally:
+            given.done()
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

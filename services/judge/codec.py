@@ -21,6 +21,7 @@ from services.judge.model import (
     Vote,
 )
 from services.judge.rubrics import Criterion, Rubric
+from services.judge.texts import plain
 
 SCORED: Final = 1
 EXCLUDED: Final = 2
@@ -56,7 +57,7 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
         "votes": [
             {
                 "judge": vote.judge,
-                "model": vote.model,
+                "model": plain(vote.model),
                 "reading": _reading_json(vote.reading),
                 "answers": list(vote.answers),
                 "usage": asdict(vote.usage),
@@ -109,10 +110,10 @@ def _reading_json(reading: Reading) -> dict[str, Any]:
         "state": state_of(reading.score),
         "value": reading.value,
         "reason": "" if isinstance(reading.score, Scored) else reading.score.reason,
-        "message": _plain(reading.message),
+        "message": plain(reading.message),
         "scores": [list(pair) for pair in reading.scores.items()],  # JSONB keeps no order of keys
         "values": [list(point) for point in reading.values],
-        "reasoning": _plain(reading.reasoning),
+        "reasoning": plain(reading.reasoning),
         "evidence": list(reading.evidence),
     }
 
@@ -131,8 +132,3 @@ def _reading_of(body: Mapping[str, Any]) -> Reading:
         reasoning=body["reasoning"],
         evidence=tuple(body["evidence"]),
     )
-
-
-def _plain(text: str) -> str:
-    """The text without what neither PostgreSQL nor protobuf takes: NUL and halves of surrogate pairs."""
-    return text.replace("\0", "\ufffd").encode(errors="replace").decode()

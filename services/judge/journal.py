@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import Final
 
-from services.common.errors import NotFoundError
+from services.common.backoff import Backoff
+from services.common.errors import NotFoundError, UnavailableError
 from services.common.objects import ObjectNotFoundError, ObjectStore
 from services.judge.asking import Kept, Place
 from services.judge.backends.base import Reply
 from services.judge.model import Image, Usage
 from services.judge.prompting.prompts import Prompt
 from services.judge.store.verdicts import Owner, VerdictStore
+
+_TRIES: Final = 4
+"""To keep an answer: it was paid for, and a store may be away for a moment."""
 
 
 class Answers:
@@ -75,9 +81,19 @@ class QuestionJournal:
 
     async def answered(self, place: Place, prompt: Prompt, reply: Reply, usage: Usage, latency: float) -> Kept:
         """See Journal."""
+        backoff = Backoff(0.2, 2.0)
+        for left in range(_TRIES - 1, -1, -1):
+            try:
+                return await self._answered(place, prompt, reply, usage, latency)
+            except UnavailableError:
+                if not left:
+                    raise
+            await asyncio.sleep(backoff.next())
+        raise AssertionError  # for the type checker
+
+    async def _answered(self, place: Place, prompt: Prompt, reply: Reply, usage: Usage, latency: float) -> Kept:
         sha256 = await self._answers.put(self._owner.tenant, reply.text)
-        words = reply.words[:1000].replace("\0", "\ufffd").encode(errors="replace").decode()
-        kept = Kept(place, prompt.ticket, sha256, reply.finish, words, reply.model, usage, latency)
+        kept = Kept(place, prompt.ticket, sha256, reply.finish, reply.words[:1000], reply.model, usage, latency)
         await self._store.called(self._of(place), usage, self._clock().date(), kept)
         return kept
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import IntEnum
 from typing import Final
 
-from orchard.rewards.scores import Score, Scored
+from orchard.rewards.scores import Excluded, Score, Scored
 
 from services.judge.rubrics import Rubric
 
@@ -54,11 +54,18 @@ class Reason:
     AMBIGUOUS: Final = "ANSWER_AMBIGUOUS"
     BUDGET: Final = "BUDGET_EXHAUSTED"
     QUORUM: Final = "QUORUM_MISSED"
+    NO_EVIDENCE: Final = "EVIDENCE_MISSING"
     # Abstained: the judge worked and would not decide.
     REFUSED: Final = "JUDGE_REFUSED"
     ABSTAINED: Final = "JUDGE_ABSTAINED"
     TIED: Final = "VOTES_TIED"
     ORDER: Final = "ORDER_DEPENDENT"
+
+
+OUTAGES: Final = frozenset(
+    {Reason.RATE_LIMITED, Reason.UNAVAILABLE, Reason.TIMEOUT, Reason.REJECTED, Reason.UNAUTHENTICATED}
+)
+"""Reasons that lie in the way to a judge, not in what it answers: another time it may be well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,3 +279,15 @@ class Verdict:
     action_steps: tuple[int, ...] = ()
     """Of VALUE_CURVE: the step of each action, then the number of steps."""
     cached: bool = False
+
+    @property
+    def is_unpaid(self) -> bool:
+        """Whether there is no number because the budget was spent: with a larger one there may be."""
+        return self.reading.score == Excluded(Reason.BUDGET)
+
+    @property
+    def is_outage(self) -> bool:
+        """Whether there is no number because judges could not be asked."""
+        readings = [self.reading, *(vote.reading for vote in self.votes)]
+        reasons = {reading.score.reason for reading in readings if isinstance(reading.score, Excluded)}
+        return isinstance(self.reading.score, Excluded) and bool(reasons & OUTAGES)

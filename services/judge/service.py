@@ -3,81 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
 
 from orchard.rewards.agreement import Confusion, confusion
 from orchard.rewards.claw_eval import task_score
 from orchard.rewards.scores import Excluded
 
-from services.common.errors import InvalidArgumentError, NotFoundError
+from services.common.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from services.judge.asking import Asker
 from services.judge.backends.endpoint import Endpoint
-from services.judge.backends.limits import UNLIMITED, Amount, Meter
+from services.judge.backends.limits import Meter
+from services.judge.building import Prompts, worked_out
+from services.judge.endings import whole
 from services.judge.journal import Answers, QuestionJournal
 from services.judge.model import (
     NOTHING,
-    Aggregation,
-    Image,
+    Cut,
     Kind,
-    Parameters,
     Provenance,
     Question,
     Reading,
     Reason,
-    Step,
-    Task,
     Usage,
     Verdict,
     Vote,
     actions_of,
 )
-from services.judge.prompting.prompts import VERSIONS, build_prompt, shown_images
+from services.judge.prompting.prompts import VERSIONS, shown_images
+from services.judge.requests import Prepared, Request, lacks_evidence, parameters_of, question_key
 from services.judge.rubric_shelf import RubricShelf
 from services.judge.rubrics import Rubric
 from services.judge.store.locks import QuestionLocks
-from services.judge.store.verdicts import Owner, VerdictStore
-from services.judge.votes import combine, default_aggregation
-
-DEFAULT_OUTPUT_TOKENS: Final = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A judgement as it was asked for; see orchard.judge.v1.Judgement. Zeros and None: the default."""
-
-    kind: Kind
-    task: Task
-    attempts: tuple[tuple[Step, ...], ...]
-    images: Mapping[str, Image]
-    judges: tuple[str, ...] = ()
-    rubric_name: str = ""
-    rubric_version: int = 0
-    votes: int = 0
-    aggregation: Aggregation | None = None
-    quorum: int = 0
-    temperature: float | None = None
-    max_output_tokens: int = 0
-    fresh: bool = False
-    budget: Amount = UNLIMITED
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request with everything that it refers to. `key`: what its verdict is found by."""
-
-    question: Question
-    key: str
-    endpoints: tuple[Endpoint, ...]
-    parameters: Parameters
-    fresh: bool
-    budget: Amount
+from services.judge.store.requests import RequestStore
+from services.judge.store.verdicts import Owner, Settled, Statement, VerdictStore
+from services.judge.votes import combine
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +50,29 @@ class Agreement:
 
     counts: Confusion
     unscored: int
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """For whom a question is judged.
+
+    Attributes:
+        meters: budgets.
+        batch_id: the batch, if it is for one.
+        repeat: tells a fresh judgement from others of the same question, and is the same when it is asked for again;
+            empty: it never is.
+        earlier: the verdict, where another replica reached it in the meantime.
+        finishing: what is stored together with the verdict, if anything.
+    """
+
+    meters: Sequence[Meter] = ()
+    batch_id: str = ""
+    repeat: str = ""
+    earlier: Callable[[], Awaitable[Verdict | None]] | None = None
+    finishing: Callable[[Verdict], Statement | None] = lambda _verdict: None
+
+
+NO_ERRAND = Errand()
 
 
 class Judging:
@@ -99,6 +86,7 @@ class Judging:
         self,
         endpoints: Mapping[str, Endpoint],
         store: VerdictStore,
+        requests: RequestStore,
         shelf: RubricShelf,
         locks: QuestionLocks,
         answers: Answers,
@@ -106,6 +94,7 @@ class Judging:
     ) -> None:
         self._endpoints = endpoints
         self._store = store
+        self._requests = requests
         self._shelf = shelf
         self._locks = locks
         self._answers = answers
@@ -125,17 +114,55 @@ class Judging:
             if sha256 not in request.images:
                 raise InvalidArgumentError.of("image", f"image {sha256}, which the judge is shown, was not sent")
         endpoints = self._judges(request.judges)
-        parameters = _parameters(request, len(endpoints))
-        key = question_key(question, endpoints, parameters)
-        return Prepared(question, key, endpoints, parameters, request.fresh, request.budget)
+        parameters = parameters_of(request, len(endpoints))
 
-    async def judge(
-        self, tenant: str, prepared: Prepared, *, meters: Sequence[Meter] = (), batch_id: str = "", item_id: str = ""
-    ) -> Verdict:
+        def prepared() -> Prepared:
+            trajectory_hash = question.trajectory_hash()
+            key = question_key(question, trajectory_hash, endpoints, parameters)
+            fresh, budget = request.fresh, request.budget
+            return Prepared(question, request.hash(), key, trajectory_hash, endpoints, parameters, fresh, budget)
+
+        return await worked_out(question, prepared)
+
+    async def judge_request(self, tenant: str, request_id: str, prepared: Prepared) -> Verdict:
+        """The verdict of a request, which is judged once however often it comes; without an id, see `judge`.
+
+        Raises:
+            AlreadyExistsError: the id was used for something else.
+        """
+        if not request_id:
+            return await self.judge(tenant, prepared)
+
+        async def earlier() -> Verdict | None:
+            found = await self._requests.begin(tenant, request_id, prepared.asked, self._clock())
+            if found.asked != prepared.asked:
+                raise AlreadyExistsError(
+                    f"request {request_id!r} was something else; choose another id",
+                    reason="REQUEST_ID_REUSED",
+                    request_id=request_id,
+                )
+            return _again(found.verdict) if found.verdict and found.cached else found.verdict
+
+        if (found := await earlier()) is not None:
+            return found
+        errand = Errand(
+            repeat=f"request:{request_id}",
+            earlier=earlier,
+            finishing=lambda verdict: self._requests.finishing(tenant, request_id, verdict),
+        )
+        return await self.judge(tenant, prepared, errand)
+
+    async def judge(self, tenant: str, prepared: Prepared, errand: Errand = NO_ERRAND) -> Verdict:
         """The verdict: a stored one, the one that somebody else waits for, or a new one."""
+        verdict = await self._one(tenant, prepared, errand)
+        if verdict.cached and (statement := errand.finishing(verdict)) is not None:
+            await whole(self._store.execute(statement))
+        return verdict
+
+    async def _one(self, tenant: str, prepared: Prepared, errand: Errand) -> Verdict:
         run = prepared.key
         if prepared.fresh:
-            run += f"/{batch_id}/{item_id}" if batch_id else f"/{secrets.token_hex(8)}"
+            run += f"/{errand.repeat or secrets.token_hex(8)}"
         name = f"{tenant}/{run}"
         while True:
             if not prepared.fresh and (found := await self._store.find(tenant, prepared.key)):
@@ -150,12 +177,11 @@ class Judging:
         verdict = None
         try:
             async with self._locks.held(name):
-                verdict = await self._judged(tenant, run, prepared, meters, batch_id)
+                verdict = await self._judged(tenant, run, prepared, errand)
             return verdict
         finally:
             del self._flights[name]
-            spent = verdict is None or verdict.reading.score == Excluded(Reason.BUDGET)
-            flight.set_result(None if spent else verdict)
+            flight.set_result(None if verdict is None or verdict.is_unpaid else verdict)
 
     async def verdict(self, tenant: str, verdict_id: str) -> Verdict:
         """A stored verdict.
@@ -197,39 +223,43 @@ class Judging:
                 )
         return tuple(self._endpoints[name] for name in chosen)
 
-    async def _judged(
-        self, tenant: str, run: str, prepared: Prepared, meters: Sequence[Meter], batch_id: str
-    ) -> Verdict:
+    async def _judged(self, tenant: str, run: str, prepared: Prepared, errand: Errand) -> Verdict:
         question, started = prepared.question, time.monotonic()
         # Another replica may have been first.
+        if errand.earlier and (reached := await errand.earlier()):
+            return reached
         if not prepared.fresh and (found := await self._store.find(tenant, prepared.key)):
             return _again(found)
-        shown = shown_images(question)
-        for sha256 in dict.fromkeys(shown):
-            await self._answers.put_image(tenant, question.images[sha256])
-        rubric = question.rubric.name if question.rubric else question.kind.name.lower()
-        owner = Owner(tenant, run, "", "", rubric, batch_id)
-        models = {endpoint.settings.name: endpoint.settings.model for endpoint in prepared.endpoints}
-        journal = QuestionJournal(self._store, self._answers, owner, models, self._clock)
-        asker = Asker(
-            question,
-            f"{tenant}/{run}",
-            prepared.parameters,
-            prepared.endpoints,
-            [*meters, Meter(prepared.budget)],
-            journal,
-        )
-        votes = await asker.votes()
-        verdict = self._verdict(prepared, votes, shown, time.monotonic() - started)
-        ended = verdict.reading.score != Excluded(Reason.BUDGET)
-        await self._store.add(tenant, run, prepared.key, verdict, ended=ended)
+        prompts, settled = Prompts(question), set[Settled]()
+        votes: list[Vote] = []
+        cuts: tuple[Cut, ...] = ()
+        if missing := lacks_evidence(question):
+            reading = Reading(Excluded(Reason.NO_EVIDENCE), missing)
+        else:
+            asker = await self._asker(tenant, run, prepared, prompts, errand)
+            votes = await asker.votes()
+            reading, settled, cuts = _together(prepared, votes), asker.settled, (await prompts.of())[1].cuts
+        verdict = self._verdict(prepared, reading, votes, cuts, time.monotonic() - started)
+        comes_again = not prepared.fresh or bool(errand.batch_id) or verdict.is_unpaid
+        kept = _kept(reading, settled) if comes_again else set()
+        await whole(self._store.add(tenant, run, prepared.key, verdict, settled=kept, also=errand.finishing(verdict)))
         return verdict
 
+    async def _asker(self, tenant: str, run: str, prepared: Prepared, prompts: Prompts, errand: Errand) -> Asker:
+        question = prepared.question
+        for sha256 in dict.fromkeys(shown_images(question)):
+            await self._answers.put_image(tenant, question.images[sha256])
+        rubric = question.rubric.name if question.rubric else question.kind.name.lower()
+        models = {endpoint.settings.name: endpoint.settings.model for endpoint in prepared.endpoints}
+        owner = Owner(tenant, run, "", "", rubric, errand.batch_id)
+        journal = QuestionJournal(self._store, self._answers, owner, models, self._clock)
+        meters = [*errand.meters, Meter(prepared.budget)]
+        return Asker(prompts, f"{tenant}/{run}", prepared.parameters, prepared.endpoints, meters, journal)
+
     def _verdict(
-        self, prepared: Prepared, votes: Sequence[Vote], shown: Sequence[str], latency_seconds: float
+        self, prepared: Prepared, reading: Reading, votes: Sequence[Vote], cuts: tuple[Cut, ...], latency_seconds: float
     ) -> Verdict:
         question, rubric = prepared.question, prepared.question.rubric
-        reading = _together(prepared, votes)
         passed = None
         if question.kind is Kind.CLAW_EVAL and reading.value is not None:
             passed = task_score(**reading.scores).passed
@@ -238,15 +268,15 @@ class Judging:
             steps = question.attempts[0]
             actions = (*(step.index for step in actions_of(steps)), len(steps))
         provenance = Provenance(
-            judges_json=json.dumps([endpoint.settings.identity() for endpoint in prepared.endpoints]),
+            judges_json=json.dumps([endpoint.settings.described() for endpoint in prepared.endpoints]),
             parameters=prepared.parameters,
             prompt_version=VERSIONS[question.kind],
             rubric_name=rubric.name if rubric else "",
             rubric_version=rubric.version if rubric else 0,
             rubric_hash=rubric.hash if rubric else "",
-            trajectory_hash=question.trajectory_hash(),
-            image_hashes=tuple(shown),
-            cuts=build_prompt(question).cuts,
+            trajectory_hash=prepared.trajectory_hash,
+            image_hashes=tuple(shown_images(question)),
+            cuts=cuts,
         )
         return Verdict(
             verdict_id=f"vd-{secrets.token_hex(12)}",
@@ -262,38 +292,22 @@ class Judging:
         )
 
 
-def question_key(question: Question, endpoints: Sequence[Endpoint], parameters: Parameters) -> str:
-    """SHA-256 of all that a verdict rests on: judges, parameters, prompt, rubric, trajectory and images."""
-    content = [
-        [endpoint.settings.identity() for endpoint in endpoints],
-        asdict(parameters),
-        VERSIONS[question.kind],
-        question.rubric.hash if question.rubric else "",
-        question.trajectory_hash(),
-        shown_images(question),
-    ]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _parameters(request: Request, judges: int) -> Parameters:
-    votes = request.votes or 1
-    total = votes * judges
-    if request.quorum > total:
-        raise InvalidArgumentError.of("judgement.parameters.quorum", f"must be at most {total}, the number of votes")
-    return Parameters(
-        votes=votes,
-        aggregation=request.aggregation or default_aggregation(request.kind),
-        quorum=request.quorum or total // 2 + 1,
-        temperature=request.temperature,
-        max_output_tokens=request.max_output_tokens or DEFAULT_OUTPUT_TOKENS,
-    )
-
-
 def _together(prepared: Prepared, votes: Sequence[Vote]) -> Reading:
     readings = [vote.reading for vote in votes]
     # A verdict of fewer votes than were asked for would be stored as if that were what the judges say.
     stopped = next((reading for reading in readings if reading.score == Excluded(Reason.BUDGET)), None)
     return stopped or combine(prepared.question, readings, prepared.parameters)
+
+
+def _kept(reading: Reading, settled: set[Settled]) -> set[Settled] | None:
+    """What the journal keeps when there is a verdict, None for all of it.
+
+    Nothing, where the verdict says it all. Where judges failed, what the others answered was paid for: a repeat asks
+    those that failed alone. Where the budget ended, also the tries that are used up.
+    """
+    if not isinstance(reading.score, Excluded):
+        return set()
+    return None if reading.score == Excluded(Reason.BUDGET) else settled
 
 
 def _again(verdict: Verdict) -> Verdict:

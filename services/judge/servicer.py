@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, date, datetime
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from orchard.judge.v1 import judge_service_pb2 as pb
@@ -17,10 +18,11 @@ from services.common.pages import decode_token, encode_token
 from services.common.validation import Fields
 from services.judge import servicer_values as values
 from services.judge.backends.limits import Amount
-from services.judge.batches import Batches
+from services.judge.batches import Batches, Given
+from services.judge.held import Held, Share
 from services.judge.journal import Answers
 from services.judge.rubric_shelf import RubricShelf
-from services.judge.service import Judging, Request
+from services.judge.service import Judging
 from services.judge.servicer_intake import Intake, budget_of
 from services.judge.store.verdicts import Batch, BatchItem, VerdictStore
 
@@ -43,6 +45,7 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
         answers: Answers,
         stopping: asyncio.Event,
         most_judgements: int,
+        held: Held,
     ) -> None:
         self._judging = judging
         self._batches = batches
@@ -51,6 +54,7 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
         self._answers = answers
         self._stopping = stopping
         self._most = most_judgements
+        self._held = held
         self.running = 0
         """Judgements and batches under way."""
 
@@ -60,20 +64,22 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
         context: Any,  # noqa: ARG002
     ) -> pb.JudgeResponse:
         """See judge_service.proto."""
-        tenant, intake = principal().tenant, None
-        async with self._room():
+        tenant, intake, request_id = principal().tenant, None, ""
+        async with self._room() as share:
             async for message in request_iterator:
                 part = message.WhichOneof("part")
+                await share.take(message.ByteSize())
                 if intake is None:
                     if part != "judgement":
                         raise InvalidArgumentError.of("judgement", "must be the first message")
+                    request_id = _request_id(message)
                     intake = Intake(message.judgement)
                 else:
                     _piece(intake, part, message)
             if intake is None:
                 raise InvalidArgumentError.of("judgement", "the stream ended before its first message")
             prepared = await self._judging.prepare(tenant, intake.request())
-            verdict = await self._judging.judge(tenant, prepared)
+            verdict = await self._judging.judge_request(tenant, request_id, prepared)
         return pb.JudgeResponse(verdict=values.verdict_message(verdict))
 
     async def JudgeBatch(  # noqa: N802
@@ -83,10 +89,10 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
     ) -> AsyncIterator[pb.JudgeBatchResponse]:
         """See judge_service.proto."""
         tenant = principal().tenant
-        async with self._room():
+        async with self._room() as share:
             requests = aiter(request_iterator)
             start = _batch_start(await anext(requests, None))
-            run = self._batches.run(tenant, start.batch_id, _budget(start), _items(requests))
+            run = self._batches.run(tenant, start.batch_id, _budget(start), _items(requests, share))
             async with aclosing(run), aclosing(self._until_stop(run)) as results:
                 async for result in results:
                     yield _batch_response(result)
@@ -179,14 +185,15 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
         )
 
     @asynccontextmanager
-    async def _room(self) -> AsyncIterator[None]:
+    async def _room(self) -> AsyncIterator[Share]:
         if self.running >= self._most:
             raise ResourceExhaustedError(
                 f"{self._most} judgements are under way; retry later", reason="TOO_MANY_JUDGEMENTS", limit=self._most
             )
         self.running += 1
         try:
-            yield
+            with self._held.share() as share:
+                yield share
         finally:
             self.running -= 1
 
@@ -209,6 +216,14 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
             if following is not None:
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
+
+
+def _request_id(message: pb.JudgeRequest) -> str:
+    if message.request_id:
+        fields = Fields()
+        values.check_id(fields, "request_id", message.request_id)
+        fields.done()
+    return message.request_id
 
 
 def _piece(intake: Intake, part: str | None, message: Any) -> None:
@@ -236,11 +251,13 @@ def _budget(start: pb.BatchStart) -> Amount:
     return budget
 
 
-async def _items(requests: AsyncIterator[pb.JudgeBatchRequest]) -> AsyncIterator[tuple[str, Request]]:
+async def _items(requests: AsyncIterator[pb.JudgeBatchRequest], share: Share) -> AsyncIterator[Given]:
     """Whole items, as they come in."""
-    item_id, intake = "", None
+    item_id, intake, size = "", None, 0
     async for message in requests:
         part = message.WhichOneof("part")
+        await share.take(message.ByteSize())
+        size += message.ByteSize()
         if part == "item" and intake is None:
             fields = Fields()
             values.check_id(fields, "item.item_id", message.item.item_id)
@@ -249,8 +266,9 @@ async def _items(requests: AsyncIterator[pb.JudgeBatchRequest]) -> AsyncIterator
         elif intake is None:
             raise InvalidArgumentError.of("item", "must begin each item")
         elif part == "end":
-            yield item_id, intake.request()
-            intake = None
+            share.whole(size)
+            yield Given(item_id, intake.request(), partial(share.judged, size))
+            intake, size = None, 0
         else:
             _piece(intake, part, message)
     if intake is not None:

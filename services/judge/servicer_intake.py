@@ -14,7 +14,7 @@ from services.common.errors import InvalidArgumentError, ResourceExhaustedError
 from services.common.validation import Fields
 from services.judge.backends.limits import Amount
 from services.judge.model import CATEGORICAL, Aggregation, Image, Kind, Role, Step, Task, ToolCall
-from services.judge.service import Request
+from services.judge.requests import Request
 
 _KIB: Final = 1024
 _MOST_STEPS: Final = 10_000
@@ -52,6 +52,7 @@ class Intake:
         self._attempts: list[list[Step]] = [[] for _ in range(2 if self._kind is Kind.PAIRWISE else 1)]
         self._images: dict[str, bytearray] = {}
         self._media_types: dict[str, str] = {}
+        self._tools = [ToolNames() for _ in self._attempts]
         self._text_bytes = 0
         self._image_bytes = 0
 
@@ -63,7 +64,7 @@ class Intake:
         for given in message.steps:
             if given.index != len(attempt):
                 raise InvalidArgumentError.of(f"steps[{given.index}].index", f"must be {len(attempt)}: without holes")
-            attempt.append(_step(given))
+            attempt.append(_step(given, self._tools[message.attempt].name_of(given)))
             self._text_bytes += given.ByteSize()
         if len(attempt) > _MOST_STEPS or self._text_bytes > _MOST_TEXT_BYTES:
             raise ResourceExhaustedError(
@@ -125,6 +126,33 @@ class Intake:
         )
 
 
+class ToolNames:
+    """Which tool answers in a step: many harnesses name the call that it was, and not the tool."""
+
+    def __init__(self) -> None:
+        self._by_call: dict[str, str] = {}
+        self._open: list[str] = []
+
+    def name_of(self, step: trajectory_pb2.Step) -> str:
+        """The name of a step: its own, else that of the call that it answers, else of the calls in their order.
+
+        The next call comes with the next step of the assistant; an answer that belongs to no call is nobody's, and so
+        that two of them are not taken for the same tool, each has a name of its own.
+        """
+        if step.role == trajectory_pb2.ROLE_ASSISTANT:
+            self._by_call |= {call.call_id: call.name for call in step.tool_calls if call.call_id}
+            self._open = [call.name for call in step.tool_calls]
+            return step.name
+        if step.role != trajectory_pb2.ROLE_TOOL:
+            return step.name
+        name = step.name or self._by_call.get(step.tool_call_id, "")
+        if not name and self._open:
+            name = self._open[0]
+        if name in self._open:
+            self._open.remove(name)
+        return name or f"unknown-{step.index}"
+
+
 def _check(given: judge_pb2.Judgement) -> None:
     fields = Fields()
     known = fields.check(int(given.kind) in list(Kind), "judgement.kind", "must be one of JudgementKind's")
@@ -163,7 +191,7 @@ def _check_parameters(fields: Fields, given: judge_pb2.JudgementParameters, *, k
         fields.check(fits, f"{where}.aggregation", "MAJORITY is for verdicts and preferences; use MEDIAN for numbers")
 
 
-def _step(given: trajectory_pb2.Step) -> Step:
+def _step(given: trajectory_pb2.Step, name: str) -> Step:
     where = f"steps[{given.index}]"
     if int(given.role) not in list(Role):
         raise InvalidArgumentError.of(f"{where}.role", "must be SYSTEM, USER, ASSISTANT or TOOL")
@@ -183,7 +211,7 @@ def _step(given: trajectory_pb2.Step) -> Step:
         text="\n".join(texts),
         reasoning=given.reasoning,
         calls=tuple(ToolCall(call.name, call.arguments) for call in given.tool_calls),
-        name=given.name,
+        name=name,
         is_error=given.is_error,
         images=tuple(images),
         copied=given.copied_context,

@@ -17,6 +17,7 @@ from services.judge.model import Provenance, Reading, Usage, Verdict, Vote
 from services.judge.rubrics import Criterion, Rubric
 from services.judge.store.rubrics import StoredRubric
 from services.judge.store.verdicts import Batch
+from services.judge.texts import plain
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
 
@@ -36,7 +37,7 @@ def verdict_message(verdict: Verdict) -> judge_pb2.Verdict:
         state=judge_pb2.VerdictState.ValueType(state_of(reading.score)),
         value=reading.value,
         reason=_reason(reading),
-        message=reading.message,
+        message=plain(reading.message),
         scores=_scores(reading),
         values=_values(reading, verdict),
         passed=verdict.passed,
@@ -110,14 +111,14 @@ def _vote(vote: Vote, verdict: Verdict) -> judge_pb2.Vote:
     reading = vote.reading
     return judge_pb2.Vote(
         judge=vote.judge,
-        model=vote.model,
+        model=plain(vote.model),
         state=judge_pb2.VerdictState.ValueType(state_of(reading.score)),
         value=reading.value,
         reason=_reason(reading),
-        message=_plain(reading.message),
+        message=plain(reading.message),
         scores=_scores(reading),
         values=_values(reading, verdict),
-        reasoning=_plain(reading.reasoning),
+        reasoning=plain(reading.reasoning),
         evidence=reading.evidence,
         answers=vote.answers,
         usage=usage_message(vote.usage),
@@ -161,11 +162,6 @@ def _values(reading: Reading, verdict: Verdict) -> list[judge_pb2.StateValue]:
 
 def _reason(reading: Reading) -> str:
     return "" if isinstance(reading.score, Scored) else reading.score.reason
-
-
-def _plain(text: str) -> str:
-    """Without halves of surrogate pairs, which no message can have."""
-    return text.encode(errors="replace").decode()
 
 
 def _duration(seconds: float) -> Duration:

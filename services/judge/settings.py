@@ -25,3 +25,8 @@ class JudgeServiceSettings(InternalServiceSettings, DatabaseSettings):
         le=10_000,
         description="Calls of Judge and JudgeBatch at once; each holds trajectories.",
     )
+    most_held_bytes: int = Field(
+        default=512 << 20,
+        ge=128 << 20,
+        description="Trajectories and images that all calls hold together; beyond it senders wait, then are refused.",
+    )

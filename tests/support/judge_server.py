@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -137,6 +138,7 @@ def _content(behaviour: str, body: dict[str, Any]) -> tuple[str, str]:
         "duplicate keys": text[:-1] + ', "abstain": false}',
         "wrong criteria": text.replace('"rigor"', '"vigor"'),
         "two": text + json.dumps(answer_to(body, good=False)),
+        "odd text": json.dumps(whole | {"abstain": True, "reasoning": "I \ud800 cannot \0 tell."}),
         "abstain": json.dumps(whole | {"abstain": True}),
     }
     finishes = {"length": "length", "refusal": "refusal", "content filter": "content_filter", "odd finish": "pause"}
@@ -194,10 +196,13 @@ def _message(text: str, finish: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def running_judge() -> AsyncIterator[JudgeServer]:
-    """A server for the time of the context."""
+async def running_judge(listening: socket.socket | None = None) -> AsyncIterator[JudgeServer]:
+    """A server for the time of the context; on a socket of the caller's, which stays open behind it."""
     judge = JudgeServer()
-    server = await asyncio.start_server(judge.serve, "127.0.0.1", 0, limit=64 << 20)
+    if listening is None:
+        server = await asyncio.start_server(judge.serve, "127.0.0.1", 0, limit=64 << 20)
+    else:
+        server = await asyncio.start_server(judge.serve, sock=listening.dup(), limit=64 << 20)
     judge.port = server.sockets[0].getsockname()[1]
     try:
         yield judge

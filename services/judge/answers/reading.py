@@ -76,6 +76,8 @@ def _read(question: Question, prompt: Prompt, answer: Mapping[str, Any]) -> Read
     if key not in answer:
         raise AnswerError(f"the answer lacks {key!r}")
     evidence = _evidence(answer["evidence"], prompt.steps)
+    if not evidence:
+        raise AnswerError("evidence is empty: a verdict that rests on no step does not count")
     verdict = answer[key]
     values: tuple[tuple[int, float], ...] = ()
     scores: dict[str, float] = {}

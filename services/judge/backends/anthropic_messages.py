@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any, Final
 
 import anthropic
@@ -58,10 +57,8 @@ class AnthropicMessages:
     def _request(self, ask: Ask) -> dict[str, Any]:
         content: list[dict[str, Any]] = [{"type": "text", "text": ask.prompt.text}]
         for image in ask.prompt.images:
-            data = base64.b64encode(image.data).decode()
-            content.append(
-                {"type": "image", "source": {"type": "base64", "media_type": image.media_type, "data": data}}
-            )
+            source = {"type": "base64", "media_type": image.media_type, "data": image.base64}
+            content.append({"type": "image", "source": source})
         request: dict[str, Any] = {
             "model": self._settings.model,
             "system": ask.prompt.system,

@@ -17,13 +17,25 @@ class Pace:
     def __init__(self, per_minute: float) -> None:
         self._seconds = 60.0 / per_minute if per_minute else 0.0
         self._next = 0.0
+        self._line = asyncio.Lock()
 
     def delay(self, now: float) -> float:
-        """Take a place; returns the seconds until it may be used."""
-        if not self._seconds:
-            return 0.0
+        """Seconds until the next place is free."""
+        return max(self._next - now - self._BURST_SECONDS, 0.0) if self._seconds else 0.0
+
+    def take(self, now: float) -> None:
+        """Take it."""
         self._next = max(self._next, now) + self._seconds
-        return max(self._next - self._seconds - now - self._BURST_SECONDS, 0.0)
+
+    async def turn(self) -> None:
+        """Wait for a place and take it, first come, first served. Who leaves the line has taken none."""
+        if not self._seconds:
+            return
+        loop = asyncio.get_running_loop()
+        async with self._line:
+            while (delay := self.delay(loop.time())) > 0:  # noqa: ASYNC110 (until a known time)
+                await asyncio.sleep(delay)
+            self.take(loop.time())
 
 
 class Breaker:

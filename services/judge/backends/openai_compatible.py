@@ -10,7 +10,6 @@ from services.judge.answers.reading import Finish
 from services.judge.backends.base import Ask, CallError, Reply, error_of_status
 from services.judge.backends.settings import JudgeSettings
 from services.judge.model import Reason
-from services.judge.prompting.prompts import data_url
 
 _FINISHES: Final = {"stop": Finish.STOP, "length": Finish.LENGTH, "content_filter": Finish.REFUSAL}
 
@@ -52,7 +51,7 @@ class OpenAICompatible:
 
     def _request(self, ask: Ask) -> dict[str, Any]:
         content: list[dict[str, Any]] = [{"type": "text", "text": ask.prompt.text}]
-        content += [{"type": "image_url", "image_url": {"url": data_url(image)}} for image in ask.prompt.images]
+        content += [{"type": "image_url", "image_url": {"url": image.url}} for image in ask.prompt.images]
         request: dict[str, Any] = {
             "model": self._settings.model,
             "messages": [

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, Self
+from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from services.common.settings import SettingsError
+
+_SECRET: Final = re.compile(
+    r"key|token(?!s|iz)|secret|passw|credential|authori[sz]ation|bearer|cookie|signature|session", re.IGNORECASE
+)
+"""Names of fields whose values are not shown. `max_tokens` and `tokenizer` are none."""
+_SECRET_VALUE: Final = re.compile(r"(Bearer|Basic) |sk-")
+HIDDEN: Final = "(hidden)"
 
 
 class ScriptRule(BaseModel):
@@ -35,6 +44,7 @@ class JudgeSettings(BaseModel):
     api_key_env: str | None = Field(default=None, description="Variable that has the key.")
     api_key_file: Path | None = Field(default=None, description="File that has the key.")
     concurrency: int = Field(default=16, ge=1, le=1000, description="Calls at once.")
+    queue: int = Field(default=16_384, ge=1, description="Calls that may wait for their turn.")
     requests_per_minute: float = Field(default=0, ge=0, description="Calls a minute; 0: no limit.")
     timeout_seconds: float = Field(default=180, gt=0, le=1800, description="Of one call.")
     attempts: int = Field(default=4, ge=1, le=10, description="Calls for one answer at most.")
@@ -77,8 +87,17 @@ class JudgeSettings(BaseModel):
             raise SettingsError(f"judge {self.name}: {where} has no key")
         return key
 
+    def described(self) -> dict[str, Any]:
+        """`identity` as anybody may read it: without what an address or a field of the API may have of secrets."""
+        found = self.identity()
+        if self.base_url is not None:
+            parts = urlsplit(self.base_url)
+            found["base_url"] = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+        found["extra_body"] = _shown(found["extra_body"])
+        return found
+
     def identity(self) -> dict[str, Any]:
-        """What its answers depend on; part of what stored verdicts are found by. No key."""
+        """What its answers depend on; part of what stored verdicts are found by, and only ever hashed. No key."""
         names = {"name", "kind", "model", "base_url", "structured", "extra_body"}
         found = self.model_dump(mode="json", include=names)
         if self.kind == "scripted":
@@ -93,6 +112,14 @@ class JudgeSettings(BaseModel):
         fresh = max(prompt_tokens - cached_tokens, 0)
         total = fresh * self.prompt_usd_per_million + cached_tokens * cached_price
         return (total + completion_tokens * self.completion_usd_per_million) / 1e6
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: HIDDEN if _SECRET.search(name) else _shown(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_shown(inner) for inner in value]
+    return HIDDEN if isinstance(value, str) and _SECRET_VALUE.match(value) else value
 
 
 _JUDGES: Final = TypeAdapter(tuple[JudgeSettings, ...])

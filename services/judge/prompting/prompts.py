@@ -17,12 +17,12 @@ SCREENSHOTS: Final = 3
 """The last ones that a judge of a graphical task sees (released trainer)."""
 
 VERSIONS: Final = {
-    Kind.OUTCOME: "outcome/1",
-    Kind.GUI_SUCCESS: "gui-success/1",
-    Kind.RUBRIC: "rubric/1",
-    Kind.VALUE_CURVE: "value-curve/1",
-    Kind.PAIRWISE: "pairwise/1",
-    Kind.CLAW_EVAL: "claw-eval/1",
+    Kind.OUTCOME: "outcome/2",
+    Kind.GUI_SUCCESS: "gui-success/2",
+    Kind.RUBRIC: "rubric/2",
+    Kind.VALUE_CURVE: "value-curve/2",
+    Kind.PAIRWISE: "pairwise/2",
+    Kind.CLAW_EVAL: "claw-eval/2",
 }
 """A prompt, a schema or the cutting changes: so does the version, by which stored verdicts are found."""
 
@@ -38,7 +38,7 @@ be seen are written out as escapes.
 Answer with one JSON object and nothing else, with these keys in this order:
 "ticket": the string "{ticket}";
 "reasoning": your reasons, before any verdict, in at most 300 words;
-"evidence": indices of the steps that your verdict rests on, as integers; only steps that are shown;
+"evidence": indices of the steps that your verdict rests on, as integers: at least one, and only steps that are shown;
 "abstain": true if the material does not allow a verdict, otherwise false;
 "{key}": {shape}"""
 
@@ -70,6 +70,20 @@ _QUESTIONS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
+class ShownImage:
+    """An image in the form in which every API takes it: `base64` is made once, however often it is sent."""
+
+    sha256: str
+    media_type: str
+    base64: str = field(repr=False)
+
+    @property
+    def url(self) -> str:
+        """The image in a URL."""
+        return f"data:{self.media_type};base64,{self.base64}"
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """What a judge is sent.
 
@@ -83,7 +97,7 @@ class Prompt:
 
     system: str
     text: str
-    images: tuple[Image, ...]
+    images: tuple[ShownImage, ...]
     schema: dict[str, Any] = field(repr=False)
     ticket: str = field(repr=False)
     cuts: tuple[Cut, ...]
@@ -121,7 +135,7 @@ def build_prompt(question: Question, draw: Callable[[], str] = lambda: secrets.t
     writer = _Writer(question, draw)
     writer.material("task", "task", question.task.instruction)
     _reference(writer, question)
-    images: tuple[Image, ...] = ()
+    images: tuple[ShownImage, ...] = ()
     if question.kind is Kind.GUI_SUCCESS:
         images = _screenshots(writer, question)
         _actions_alone(writer, question.attempts[0])
@@ -153,9 +167,8 @@ def shown_images(question: Question) -> list[str]:
     return [sha256 for step in question.attempts[0] for sha256 in step.images][-SCREENSHOTS:]
 
 
-def data_url(image: Image) -> str:
-    """The image in a URL."""
-    return f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
+def _encoded(image: Image) -> ShownImage:
+    return ShownImage(image.sha256, image.media_type, base64.b64encode(image.data).decode())
 
 
 def _texts(question: Question) -> list[str]:
@@ -176,14 +189,14 @@ def _reference(writer: _Writer, question: Question) -> None:
     writer.material("tests of the task", "tests", question.task.tests)
 
 
-def _screenshots(writer: _Writer, question: Question) -> tuple[Image, ...]:
+def _screenshots(writer: _Writer, question: Question) -> tuple[ShownImage, ...]:
     given = [(step.index, sha256) for step in question.attempts[0] for sha256 in step.images]
     shown = given[-SCREENSHOTS:]
     if len(given) > len(shown):
         writer.cutter.note("screenshots", len(given), len(shown))
     writer.steps.update(index for index, _sha256 in shown)
     writer.add(f"Screenshots, by step: {', '.join(str(index) for index, _sha256 in shown) or 'none'}.")
-    return tuple(question.images[sha256] for _index, sha256 in shown)
+    return tuple(_encoded(question.images[sha256]) for _index, sha256 in shown)
 
 
 def _actions_alone(writer: _Writer, steps: tuple[Step, ...]) -> None:

@@ -18,18 +18,22 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from services.common.backoff import Backoff
 from services.common.db import AWAY
 from services.common.errors import UnavailableError
+from services.judge.endings import whole
 
 _POLL_SECONDS: Final = 1.0
 _STATEMENT_SECONDS: Final = 15.0
+_MOST_HELD: Final = 1000
+"""Of one replica at once. The server keeps advisory locks in a table of a fixed size: 6,400, as it is shipped."""
 
 
 class QuestionLocks:
     """Locks of one replica. Within it a question must come once at a time: the database would let it in twice."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, *, most: int = _MOST_HELD) -> None:
         self._engine = engine
         self._connection: AsyncConnection | None = None
         self._turn = asyncio.Lock()
+        self._room = asyncio.Semaphore(most)
 
     @asynccontextmanager
     async def held(self, name: str) -> AsyncIterator[None]:
@@ -40,21 +44,23 @@ class QuestionLocks:
         """
         key = int.from_bytes(hashlib.sha256(f"orchard:judge:{name}".encode()).digest()[:8], signed=True)
         backoff = Backoff(_POLL_SECONDS, _POLL_SECONDS)
-        while not await self._try(key):  # noqa: ASYNC110 (another process has it)
-            await asyncio.sleep(backoff.next())
-        try:
-            yield
-        finally:
-            await asyncio.shield(self._release(key))
+        async with self._room:
+            while not await self._try(key):  # noqa: ASYNC110 (another process has it)
+                await asyncio.sleep(backoff.next())
+            try:
+                yield
+            finally:
+                # Whole, whoever is cancelled: a lock that is left behind would be held as long as this process lives.
+                await whole(self._release(key))
 
     async def _try(self, key: int) -> bool:
-        # Whole, whoever is cancelled: a statement that is cut short would cost the connection, and with it every lock.
+        # A statement that is cut short would cost the connection, and with it every lock.
         trying = asyncio.ensure_future(self._call(sa.func.pg_try_advisory_lock(key)))
         try:
-            return await asyncio.shield(trying)
+            return await whole(_result(trying))
         except asyncio.CancelledError:
-            if await trying:
-                await self._release(key)
+            if trying.exception() is None and trying.result():
+                await whole(self._release(key))
             raise
 
     async def close(self) -> None:
@@ -89,3 +95,7 @@ class QuestionLocks:
                 await connection.close()
             except AWAY:
                 return
+
+
+async def _result(future: asyncio.Future[bool]) -> bool:
+    return await future

@@ -75,9 +75,21 @@ BATCH_ITEMS: Final = sa.Table(
     sa.Column("tenant", sa.Text, primary_key=True),
     sa.Column("batch_id", sa.Text, primary_key=True),
     sa.Column("item_id", sa.Text, primary_key=True),
-    sa.Column("question_key", sa.Text),
+    sa.Column("asked", sa.Text),
     sa.Column("verdict_id", sa.Text),
     sa.Column("cached", sa.Boolean),
+    sa.Column("again", sa.Boolean),
+)
+
+REQUESTS: Final = sa.Table(
+    "requests",
+    _metadata,
+    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("request_id", sa.Text, primary_key=True),
+    sa.Column("asked", sa.Text),
+    sa.Column("verdict_id", sa.Text),
+    sa.Column("cached", sa.Boolean),
+    sa.Column("create_time", _TIME),
 )
 
 USAGE: Final = sa.Table(

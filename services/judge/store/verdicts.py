@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date, datetime
 from typing import Any, Final
@@ -24,6 +24,12 @@ _B: Final = BATCHES.c
 _I: Final = BATCH_ITEMS.c
 _U: Final = USAGE.c
 _SUMS: Final = (*COUNTS, "cost_usd")
+
+
+Settled = tuple[str, int, bool]
+"""Judge, vote and order."""
+Statement = sa.Executable
+"""A change that is stored together with a verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +59,17 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class BatchItem:
-    """An item that has its verdict."""
+    """An item that has its verdict.
+
+    Attributes:
+        asked: hash of its request; empty where that is not known.
+        again: an outage kept the judges from it: it is judged again when the batch goes on.
+    """
 
     item_id: str
-    question_key: str
+    asked: str
     verdict: Verdict
+    again: bool = False
 
 
 class VerdictStore:
@@ -79,13 +91,13 @@ class VerdictStore:
         async with self._database.transaction() as connection:
             query = query.order_by(_V.create_time.desc()).limit(1)
             row = (await connection.execute(query)).mappings().first()
-        return None if row is None else _verdict(row)
+        return None if row is None else verdict_of_row(row)
 
     async def get(self, tenant: str, verdict_ids: Sequence[str]) -> dict[str, Verdict]:
         """Verdicts by id, those that there are."""
         query = sa.select(VERDICTS).where(_V.tenant == tenant, _V.verdict_id.in_(verdict_ids))
         async with self._database.transaction() as connection:
-            return {row["verdict_id"]: _verdict(row) for row in (await connection.execute(query)).mappings()}
+            return {row["verdict_id"]: verdict_of_row(row) for row in (await connection.execute(query)).mappings()}
 
     async def values(self, tenant: str, verdict_ids: Sequence[str]) -> dict[str, float | None]:
         """The number of each verdict, those that there are."""
@@ -93,8 +105,20 @@ class VerdictStore:
         async with self._database.transaction() as connection:
             return {row[0]: row[1] for row in await connection.execute(query)}
 
-    async def add(self, tenant: str, run: str, question_key: str, verdict: Verdict, *, ended: bool) -> None:
-        """Store a verdict; the answers that it comes from need no journal any more, unless the budget stopped it."""
+    async def add(
+        self,
+        tenant: str,
+        run: str,
+        question_key: str,
+        verdict: Verdict,
+        *,
+        settled: Collection[Settled] | None,
+        also: Statement | None = None,
+    ) -> None:
+        """Store a verdict, and with it whatever else rests on it.
+
+        Of the answers that it comes from the journal keeps those that are `settled`, None for all.
+        """
         async with self._database.transaction() as connection:
             await connection.execute(
                 insert(VERDICTS).values(
@@ -107,8 +131,17 @@ class VerdictStore:
                     create_time=verdict.create_time,
                 )
             )
-            if ended:
-                await connection.execute(sa.delete(ANSWERS).where(_A.tenant == tenant, _A.run == run))
+            if settled is not None:
+                done = sa.delete(ANSWERS).where(_A.tenant == tenant, _A.run == run)
+                place = sa.tuple_(_A.judge, _A.vote, _A.swapped)
+                await connection.execute(done.where(place.not_in(list(settled))) if settled else done)
+            if also is not None:
+                await connection.execute(also)
+
+    async def execute(self, statement: Statement) -> None:
+        """What else is stored, where the verdict is stored already."""
+        async with self._database.transaction() as connection:
+            await connection.execute(statement)
 
     # Calls
 
@@ -129,7 +162,8 @@ class VerdictStore:
                     **asdict(kept.usage),
                 }
                 statement = insert(ANSWERS).values(tenant=owner.tenant, run=owner.run, **values)
-                await connection.execute(statement.on_conflict_do_nothing())
+                if not (await connection.execute(statement.on_conflict_do_nothing())).rowcount:
+                    return  # a repeat: it is kept and counted
             if owner.batch_id:
                 batch = sa.update(BATCHES).where(_B.tenant == owner.tenant, _B.batch_id == owner.batch_id)
                 await connection.execute(batch.values({name: _B[name] + getattr(usage, name) for name in _SUMS}))
@@ -187,20 +221,24 @@ class VerdictStore:
             create_time=row["create_time"],
         )
 
-    async def finish_item(
-        self, tenant: str, batch_id: str, item_id: str, question_key: str, verdict_id: str, *, cached: bool
-    ) -> None:
-        """An item has its verdict; the first one stays."""
-        statement = insert(BATCH_ITEMS).values(
-            tenant=tenant,
-            batch_id=batch_id,
-            item_id=item_id,
-            question_key=question_key,
-            verdict_id=verdict_id,
-            cached=cached,
+    @staticmethod
+    def finishing_item(tenant: str, batch_id: str, item: BatchItem) -> Statement | None:
+        """An item has its verdict; the first one stays, unless it is to be judged again.
+
+        None where the budget left it out.
+        """
+        if item.verdict.is_unpaid:
+            return None
+        values = {
+            "asked": item.asked,
+            "verdict_id": item.verdict.verdict_id,
+            "cached": item.verdict.cached,
+            "again": item.again,
+        }
+        statement = insert(BATCH_ITEMS).values(tenant=tenant, batch_id=batch_id, item_id=item.item_id, **values)
+        return statement.on_conflict_do_update(
+            index_elements=["tenant", "batch_id", "item_id"], set_=values, where=_I.again
         )
-        async with self._database.transaction() as connection:
-            await connection.execute(statement.on_conflict_do_nothing())
 
     async def items(self, tenant: str, batch_id: str, after: str, count: int) -> Sequence[BatchItem]:
         """Items that have their verdict, by id, behind an id."""
@@ -215,7 +253,7 @@ class VerdictStore:
         self, tenant: str, batch_id: str, which: sa.ColumnElement[bool], count: int
     ) -> Sequence[BatchItem]:
         query = (
-            sa.select(_I.item_id, _I.question_key.label("asked"), _I.cached, VERDICTS)
+            sa.select(_I.item_id, _I.asked, _I.again, VERDICTS)
             .join_from(BATCH_ITEMS, VERDICTS, sa.and_(_V.tenant == _I.tenant, _V.verdict_id == _I.verdict_id))
             .where(_I.tenant == tenant, _I.batch_id == batch_id, which)
             .order_by(_I.item_id)
@@ -223,7 +261,7 @@ class VerdictStore:
         )
         async with self._database.transaction() as connection:
             rows = (await connection.execute(query)).mappings()
-            return [BatchItem(row["item_id"], row["asked"], _verdict(row)) for row in rows]
+            return [BatchItem(row["item_id"], row["asked"], verdict_of_row(row), row["again"]) for row in rows]
 
 
 async def _count(connection: AsyncConnection, owner: Owner, usage: Usage, day: date) -> None:
@@ -239,7 +277,8 @@ def _usage(row: Mapping[Any, Any]) -> Usage:
     return Usage(**{name: int(row[name]) for name in COUNTS}, cost_usd=float(row["cost_usd"]))
 
 
-def _verdict(row: Mapping[Any, Any]) -> Verdict:
+def verdict_of_row(row: Mapping[Any, Any]) -> Verdict:
+    """The verdict of a row of VERDICTS."""
     return verdict_of(row["verdict_id"], row["body"], row["create_time"])
 
 

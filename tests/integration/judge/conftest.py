@@ -1,19 +1,25 @@
-"""The judge service as a process, against a real PostgreSQL and a model server on loopback."""
+"""The judge service as a process, against a real PostgreSQL and a model server on loopback.
+
+One process serves all tests that neither kill nor configure it, each as a tenant of its own; the model server has the
+same port for all, so that the process finds it whichever test it is of.
+"""
 
 import hashlib
 import json
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
-import psycopg
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -27,7 +33,6 @@ from services.judge.__main__ import MIGRATIONS
 from services.judge.store.tables import SCHEMA
 from tests.support.judge_server import JudgeServer, running_judge
 
-TABLES = ("rubrics", "verdicts", "answers", "batches", "batch_items", "usage")
 ATTEMPTS = 3
 
 
@@ -37,21 +42,28 @@ def database(postgres_url: str) -> str:
     return postgres_url
 
 
+@pytest.fixture(scope="session")
+def model_socket() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
+        yield listening
+
+
 @pytest.fixture
-async def server() -> AsyncIterator[JudgeServer]:
-    async with running_judge() as judge:
+async def server(model_socket: socket.socket) -> AsyncIterator[JudgeServer]:
+    async with running_judge(model_socket) as judge:
         yield judge
 
 
 @dataclass
 class ServiceProcess:
-    """The service; can be killed and started again."""
+    """The service; can be killed and started again. `tenant`: of the test that uses it."""
 
     database: str
     folder: Path
     judges: list[dict[str, Any]]
     key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
     process: subprocess.Popen[bytes] | None = None
+    tenant: str = field(default_factory=lambda: f"t-{secrets.token_hex(4)}")
 
     @property
     def address(self) -> str:
@@ -82,16 +94,16 @@ class ServiceProcess:
         self.process.terminate()
         return self.process.wait(60)
 
-    def metadata(self, tenant: str = "default") -> tuple[tuple[str, str], ...]:
+    def metadata(self, tenant: str) -> tuple[tuple[str, str], ...]:
         return ((PRINCIPAL_KEY, Signer(self.key).principal_token(Principal(tenant, "key", frozenset({"user"})))),)
 
 
-def judges_of(server: JudgeServer) -> list[dict[str, Any]]:
+def judges_at(port: int) -> list[dict[str, Any]]:
     """A model behind HTTP, another one there, and the scripted judge."""
     model = {
         "kind": "openai",
         "model": "judge-1",
-        "base_url": f"{server.url}/v1",
+        "base_url": f"http://127.0.0.1:{port}/v1",
         "attempts": ATTEMPTS,
         "first_delay_seconds": 0.01,
         "timeout_seconds": 60,
@@ -109,19 +121,25 @@ def judges_of(server: JudgeServer) -> list[dict[str, Any]]:
 class Calls:
     """What tests call: each method of the stub with a tenant's principal."""
 
-    def __init__(self, process: ServiceProcess, channel: grpc.aio.Channel, tenant: str = "default") -> None:
-        self.process, self.channel, self.tenant = process, channel, tenant
+    def __init__(self, process: ServiceProcess, channel: grpc.aio.Channel, tenant: str = "") -> None:
+        self.process, self.channel, self.tenant = process, channel, tenant or process.tenant
         self.stub = judge_service_pb2_grpc.JudgeServiceStub(channel)
 
     def of(self, tenant: str) -> "Calls":
-        return Calls(self.process, self.channel, tenant)
+        return Calls(self.process, self.channel, f"{self.tenant}-{tenant}")
 
     def __getattr__(self, name: str):
         method = getattr(self.stub, name)
         return lambda request: method(request, metadata=self.process.metadata(self.tenant), timeout=90)
 
-    async def judge(self, *attempts: list[trajectory_pb2.Step], images: dict[str, bytes] | None = None, **fields: Any):
-        parts = [pb.JudgeRequest(judgement=judgement(**fields))]
+    async def judge(
+        self,
+        *attempts: list[trajectory_pb2.Step],
+        images: dict[str, bytes] | None = None,
+        request_id: str = "",
+        **fields: Any,
+    ) -> judge_pb2.Verdict:
+        parts = [pb.JudgeRequest(judgement=judgement(**fields), request_id=request_id)]
         parts += [pb.JudgeRequest(**piece) for piece in pieces(attempts or (STEPS,), images or {})]
 
         async def requests() -> AsyncIterator[pb.JudgeRequest]:
@@ -187,12 +205,11 @@ def image(data: bytes) -> tuple[str, dict[str, Any]]:
     return sha256, {"blob": {"sha256": sha256, "size": len(data), "media_type": "image/png"}}
 
 
-@pytest.fixture
-def process(database: str, server: JudgeServer) -> Iterator[ServiceProcess]:
-    with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute("TRUNCATE " + ", ".join(f"{SCHEMA}.{name}" for name in TABLES))
+@contextmanager
+def running(database: str, port: int, judges: list[dict[str, Any]] | None = None) -> Iterator[ServiceProcess]:
+    """A service for the time of the context."""
     with tempfile.TemporaryDirectory(prefix="oj-") as folder:
-        service = ServiceProcess(database, Path(folder), judges_of(server))
+        service = ServiceProcess(database, Path(folder), judges or judges_at(port))
         service.start()
         try:
             yield service
@@ -203,6 +220,21 @@ def process(database: str, server: JudgeServer) -> Iterator[ServiceProcess]:
 
 
 @pytest.fixture
-async def calls(process: ServiceProcess) -> AsyncIterator[Calls]:
-    async with grpc.aio.insecure_channel(process.address) as channel:
-        yield Calls(process, channel)
+def process(database: str, server: JudgeServer) -> Iterator[ServiceProcess]:
+    """A process of the test's own, to kill and to stop."""
+    with running(database, server.port) as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def shared(database: str, model_socket: socket.socket) -> Iterator[ServiceProcess]:
+    """The process of all other tests."""
+    with running(database, model_socket.getsockname()[1]) as service:
+        yield service
+
+
+@pytest.fixture
+async def calls(shared: ServiceProcess, server: JudgeServer) -> AsyncIterator[Calls]:
+    """As a tenant that nobody else is."""
+    async with grpc.aio.insecure_channel(shared.address) as channel:
+        yield Calls(shared, channel, f"t-{secrets.token_hex(4)}")

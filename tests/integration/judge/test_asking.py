@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from orchard.rewards.scores import Abstained, Excluded, Score, Scored
 
+from services.common.errors import UnavailableError
 from services.common.settings import SettingsError
 from services.judge.asking import Asker, Kept, Place
 from services.judge.backends.base import Reply
 from services.judge.backends.endpoint import Endpoint, make_endpoint
 from services.judge.backends.limits import Amount, Breaker, Meter
 from services.judge.backends.settings import JudgeSettings, load_judges
+from services.judge.building import Prompts
 from services.judge.model import Aggregation, Image, Kind, Parameters, Question, Role, Step, Task, Usage, Vote
 from services.judge.prompting.prompts import Prompt
 from services.judge.rubrics import SOFTWARE_ENGINEERING
@@ -28,11 +30,14 @@ ATTEMPTS = 3
 
 
 class Notes:
-    """A journal that only remembers."""
+    """A journal that only remembers. `broken`: votes whose answers it cannot take."""
 
-    def __init__(self) -> None:
+    def __init__(self, *broken: int) -> None:
         self.given: list[tuple[Kept, str]] = []
         self.failures = 0
+        self.broken = broken
+        self.asked_to_keep, self.go_on = asyncio.Event(), asyncio.Event()
+        self.go_on.set()
 
     async def kept(self) -> Sequence[Kept]:
         return [kept for kept, _text in self.given]
@@ -41,6 +46,10 @@ class Notes:
         return next(text for other, text in self.given if other == kept)
 
     async def answered(self, place: Place, prompt: Prompt, reply: Reply, usage: Usage, latency: float) -> Kept:
+        self.asked_to_keep.set()
+        await self.go_on.wait()
+        if place.vote in self.broken:
+            raise UnavailableError("no")
         sha256 = hashlib.sha256(reply.text.encode()).hexdigest()
         kept = Kept(place, prompt.ticket, sha256, reply.finish, reply.words, reply.model, usage, latency)
         self.given.append((kept, reply.text))
@@ -67,8 +76,8 @@ def settings(server: JudgeServer, kind: str = "openai", **changes: Any) -> Judge
 
 
 @asynccontextmanager
-async def endpoint_of(given: JudgeSettings) -> AsyncIterator[Endpoint]:
-    endpoint = make_endpoint(given)
+async def endpoint_of(given: JudgeSettings, stopping: asyncio.Event | None = None) -> AsyncIterator[Endpoint]:
+    endpoint = make_endpoint(given, stopping)
     try:
         yield endpoint
     finally:
@@ -90,10 +99,11 @@ async def ask(
     votes: int = 1,
     meters: Sequence[Meter] = (),
     notes: Notes | None = None,
+    stopping: asyncio.Event | None = None,
 ) -> list[Vote]:
     parameters = Parameters(votes, Aggregation.MEDIAN, 1, 0.5, 1000)
-    async with endpoint_of(given) as endpoint:
-        asker = Asker(asked, "key", parameters, [endpoint], meters, notes or Notes())
+    async with endpoint_of(given, stopping) as endpoint:
+        asker = Asker(Prompts(asked), "key", parameters, [endpoint], meters, notes or Notes())
         return await asyncio.wait_for(asker.votes(), 60)
 
 
@@ -166,7 +176,9 @@ async def test_a_failure_that_passes_does_no_harm(server: JudgeServer, behaviour
     (vote,) = await ask(settings(server), question())
     assert vote.reading.score == Scored(1)
     assert len(server.requests) == ATTEMPTS
-    assert len({headers["idempotency-key"] for headers in server.headers}) == ATTEMPTS
+    # A call without an answer is repeated as what it was; an answer that could not be read must not come again.
+    keys = 1 if behaviour in CALLS_WITHOUT_ANSWER else ATTEMPTS
+    assert len({headers["idempotency-key"] for headers in server.headers}) == keys
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,14 +1,12 @@
 """Replicas that share a database, and a service that stops in the middle."""
 
 import asyncio
-import tempfile
-from pathlib import Path
 
 import grpc
 import psycopg
 import pytest
 
-from tests.integration.judge.conftest import Calls, ServiceProcess, judges_of
+from tests.integration.judge.conftest import Calls, ServiceProcess, running
 from tests.support.judge_server import JudgeServer
 
 
@@ -24,26 +22,21 @@ async def locking(database: str) -> int:
 
 async def test_two_replicas_judge_a_question_once(process: ServiceProcess, server: JudgeServer) -> None:
     server.behave("wait")
-    with tempfile.TemporaryDirectory(prefix="oj-") as folder:
-        twin = ServiceProcess(process.database, Path(folder), judges_of(server))
-        twin.start()
-        try:
-            async with (
-                grpc.aio.insecure_channel(process.address) as one,
-                grpc.aio.insecure_channel(twin.address) as other,
-            ):
-                first = asyncio.create_task(Calls(process, one).judge())
-                await asyncio.wait_for(server.arrived.wait(), 90)
-                second = asyncio.create_task(Calls(twin, other).judge())
-                while await locking(process.database) < 2:
-                    assert not second.done()
-                server.go_on.set()
-                verdicts = await asyncio.gather(first, second)
-            assert [verdict.cached for verdict in verdicts] == [False, True]
-            assert verdicts[0].verdict_id == verdicts[1].verdict_id
-            assert len(server.requests) == 1
-        finally:
-            assert twin.stop() == 0
+    with running(process.database, server.port) as twin:
+        async with (
+            grpc.aio.insecure_channel(process.address) as one,
+            grpc.aio.insecure_channel(twin.address) as other,
+        ):
+            first = asyncio.create_task(Calls(process, one).judge())
+            await asyncio.wait_for(server.arrived.wait(), 90)
+            second = asyncio.create_task(Calls(twin, other, process.tenant).judge())
+            while await locking(process.database) < 2:
+                assert not second.done()
+            server.go_on.set()
+            verdicts = await asyncio.gather(first, second)
+        assert [verdict.cached for verdict in verdicts] == [False, True]
+        assert verdicts[0].verdict_id == verdicts[1].verdict_id
+        assert len(server.requests) == 1
 
 
 async def test_a_service_that_stops_tells_its_batches(process: ServiceProcess, server: JudgeServer) -> None:

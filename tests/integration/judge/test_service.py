@@ -50,7 +50,7 @@ async def test_a_verdict_says_what_it_rests_on_and_is_found_again(calls: Calls, 
     assert {score.name for score in verdict.scores} == set(SOFTWARE_ENGINEERING.weights)
     found = verdict.provenance
     assert json.loads(found.judges_json)[0]["model"] == "judge-1"
-    assert found.prompt_version == "rubric/1"
+    assert found.prompt_version == "rubric/2"
     assert found.rubric == judge_pb2.RubricReference(name=SOFTWARE_ENGINEERING.name, version=1)
     assert found.rubric_hash == SOFTWARE_ENGINEERING.hash
     assert len(found.trajectory_hash) == 64
@@ -136,12 +136,19 @@ async def test_identical_requests_at_once_are_judged_once(calls: Calls, server: 
 
 
 async def test_a_request_whose_caller_leaves_is_judged_for_those_who_stay(calls: Calls, server: JudgeServer) -> None:
-    server.behave("wait", "good")
+    """And what was asked already is answered for them: it is not asked, and paid, a second time."""
+    server.behave("wait")
     first = asyncio.create_task(calls.judge())
     await asyncio.wait_for(server.arrived.wait(), 90)
-    second = asyncio.create_task(calls.judge())
     first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    second = asyncio.create_task(calls.judge())
+    server.go_on.set()
     assert (await second).value == 1.0
+    assert len(server.requests) == 1
+    (usage,) = (await calls.GetUsage(pb.GetUsageRequest())).usage
+    assert (usage.usage.calls, usage.usage.failed_calls) == (1, 0)
 
 
 async def test_each_kind(calls: Calls, server: JudgeServer) -> None:
@@ -205,7 +212,7 @@ async def _answers(process: ServiceProcess, count: int) -> bool:
     import psycopg
 
     async with await psycopg.AsyncConnection.connect(process.database) as connection:
-        cursor = await connection.execute("SELECT sum(calls) FROM judge.usage")
+        cursor = await connection.execute("SELECT sum(calls) FROM judge.usage WHERE tenant = %s", (process.tenant,))
         row = await cursor.fetchone()
     return row is not None and (row[0] or 0) >= count
 
@@ -351,7 +358,7 @@ def test_a_bad_judgement_names_its_field(fields: dict[str, Any], word: str) -> N
         intake.steps(pb.AttemptSteps(steps=STEPS))
         endpoint = make_endpoint(JudgeSettings(name="model", kind="scripted"))
         nothing: Any = None
-        judging = Judging({"model": endpoint}, nothing, Shelf(), nothing, nothing, nothing)  # type: ignore[arg-type]
+        judging = Judging({"model": endpoint}, nothing, nothing, Shelf(), nothing, nothing, nothing)  # type: ignore[arg-type]
         await judging.prepare("t", intake.request())
 
     with pytest.raises(InvalidArgumentError) as raised:

@@ -10,16 +10,51 @@ from services.judge.backends.settings import JudgeSettings
 from services.judge.model import Reason
 
 
+def places(pace: Pace, now: float, count: int) -> list[float]:
+    """Seconds until each of so many places is free, all taken at one time."""
+    found = []
+    for _ in range(count):
+        found.append(pace.delay(now))
+        pace.take(now)
+    return found
+
+
 def test_calls_are_spread_over_time_after_a_burst() -> None:
     """60 a minute: five seconds' worth at once, then one a second."""
     pace = Pace(60)
-    assert [pace.delay(100.0) for _ in range(8)] == [0, 0, 0, 0, 0, 0, 1, 2]
+    assert places(pace, 100.0, 8) == [0, 0, 0, 0, 0, 0, 1, 2]
     assert pace.delay(200.0) == 0
 
 
-def test_no_limit_is_no_delay() -> None:
+async def test_no_limit_is_no_delay() -> None:
     pace = Pace(0)
-    assert [pace.delay(1.0) for _ in range(1000)] == [0] * 1000
+    assert places(pace, 1.0, 1000) == [0] * 1000
+    await pace.turn()
+
+
+async def test_who_leaves_the_line_gives_the_place_back() -> None:
+    """One an hour: the first goes at once, the others wait, and those that give up leave no hole."""
+    pace, loop = Pace(1 / 60), asyncio.get_running_loop()
+    await pace.turn()
+    waiting = [asyncio.create_task(pace.turn()) for _ in range(10)]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert 0 < pace.delay(loop.time()) <= 3600
+
+
+async def test_the_line_is_first_come_first_served() -> None:
+    pace, order = Pace(60_000_000), []
+
+    async def one(number: int) -> None:
+        await pace.turn()
+        order.append(number)
+
+    await asyncio.gather(*(one(number) for number in range(50)))
+    assert order == list(range(50))
 
 
 def test_a_breaker_rests_longer_each_time_and_lets_one_call_probe() -> None:

@@ -138,6 +138,7 @@ def test_a_judge_that_abstains(kind: Kind) -> None:
         ({"evidence": [1.0]}, "evidence"),
         ({"evidence": [99]}, "99"),
         ({"evidence": [-1]}, "-1"),
+        ({"evidence": []}, "evidence is empty"),
         ({"confidence": 1}, "confidence"),
         ({"verdict": "SUCCESS"}, "verdict"),
         ({"verdict": "UNSUCCESSFUL"}, "verdict"),
@@ -262,4 +263,4 @@ def test_claw_evals_robustness_comes_from_the_steps_otherwise() -> None:
     asked, prompt = prompted(Kind.CLAW_EVAL, steps=steps)
     assert read(asked, prompt, answer(asked, prompt)).scores["robustness"] == 1.0
     asked, prompt = prompted(Kind.CLAW_EVAL, steps=(STEPS[0], steps[0]))
-    assert read(asked, prompt, answer(asked, prompt, evidence=[])).scores["robustness"] == 0.0
+    assert read(asked, prompt, answer(asked, prompt, evidence=[0])).scores["robustness"] == 0.0

@@ -178,7 +178,9 @@ class Judgement(_message.Message):
 
     @_builtins.property
     def tool_statuses(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolStatus]:
-        """Calls of tools with their status, for CLAW_EVAL: at most 10,000. Empty: taken from the steps, whose errors count as status 500."""
+        """Calls of tools with their status, for CLAW_EVAL: at most 10,000. Empty: taken from the steps, whose errors count as status 500; a
+        step without a name is of the tool whose call it answers (tool_call_id, else in their order).
+        """
 
     @_builtins.property
     def budget(self) -> Global___Budget:
@@ -336,7 +338,8 @@ class Verdict(_message.Message):
     """The number. With SCORED alone."""
     reason: _builtins.str
     """Why there is none. With EXCLUDED: JUDGE_RATE_LIMITED, JUDGE_UNAVAILABLE, JUDGE_TIMEOUT, JUDGE_REJECTED (the request was refused),
-    JUDGE_UNAUTHENTICATED, ANSWER_EMPTY, ANSWER_CUT_OFF, ANSWER_INVALID, ANSWER_AMBIGUOUS, BUDGET_EXHAUSTED, QUORUM_MISSED. With
+    JUDGE_UNAUTHENTICATED, ANSWER_EMPTY, ANSWER_CUT_OFF, ANSWER_INVALID, ANSWER_AMBIGUOUS, BUDGET_EXHAUSTED, QUORUM_MISSED,
+    EVIDENCE_MISSING (nothing of what the agent did was sent, of GUI_SUCCESS no screenshot; no judge was asked). With
     ABSTAINED: JUDGE_REFUSED, JUDGE_ABSTAINED, VOTES_TIED, ORDER_DEPENDENT (the preference changed with the order), QUORUM_MISSED.
     """
     message: _builtins.str
@@ -562,7 +565,9 @@ class Provenance(_message.Message):
     IMAGE_HASHES_FIELD_NUMBER: _builtins.int
     CUTS_FIELD_NUMBER: _builtins.int
     judges_json: _builtins.str
-    """The judges, each as configured: name, kind, model and parameters, as a JSON array."""
+    """The judges, each as configured: name, kind, model and parameters, as a JSON array. Without what may be secret: of an address user and
+    query, of further fields those that are named like a key.
+    """
     prompt_version: _builtins.str
     """Version of the prompt."""
     rubric_hash: _builtins.str

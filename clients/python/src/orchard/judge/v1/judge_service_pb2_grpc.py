@@ -95,8 +95,10 @@ class JudgeServiceServicer:
 
     def Judge(self, request_iterator, context):
         """Judge judges one trajectory, or two against each other, and returns the verdict. One that is stored is returned at once; identical
-        requests at the same time are judged once. A repeat is safe. Errors: INVALID_ARGUMENT (field named; JUDGE_UNKNOWN; a step or image that
-        is missing); NOT_FOUND (RUBRIC_NOT_FOUND); RESOURCE_EXHAUSTED (TRAJECTORY_TOO_LARGE; TOO_MANY_JUDGEMENTS: retry later); UNAVAILABLE
+        requests at the same time are judged once. A repeat is safe: what judges answered is kept, also where the caller left or the verdict
+        is EXCLUDED, and is not asked for again. Idempotent by request_id as long as the verdict is kept. Errors: INVALID_ARGUMENT (field
+        named; JUDGE_UNKNOWN; a step or image that is missing); NOT_FOUND (RUBRIC_NOT_FOUND); ALREADY_EXISTS (REQUEST_ID_REUSED: the id was
+        used for something else); RESOURCE_EXHAUSTED (TRAJECTORY_TOO_LARGE; TOO_MANY_JUDGEMENTS, JUDGE_QUEUE_FULL: retry later); UNAVAILABLE
         (retry).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -105,8 +107,9 @@ class JudgeServiceServicer:
 
     def JudgeBatch(self, request_iterator, context):
         """JudgeBatch judges many items, each as Judge does, and returns each verdict as soon as it is there. A batch that broke goes on when
-        it is begun again with the same batch_id: the verdicts it has are returned first, and no answer that was received is asked for again. Once
-        the budget is spent the items that are left end as EXCLUDED (BUDGET_EXHAUSTED) and are judged when the batch is begun again with a larger
+        it is begun again with the same batch_id: the verdicts it has are returned first, and no answer that was received is asked for again. Items
+        that an outage of their judges left out (EXCLUDED as JUDGE_RATE_LIMITED, JUDGE_UNAVAILABLE, JUDGE_TIMEOUT, JUDGE_REJECTED or
+        JUDGE_UNAUTHENTICATED, or a vote that is) are not returned first: they are judged again when they are sent again. Once the budget is spent the items that are left end as EXCLUDED (BUDGET_EXHAUSTED) and are judged when the batch is begun again with a larger
         one. Errors: as of Judge; ALREADY_EXISTS (ITEM_EXISTS: an item id was used for something else).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

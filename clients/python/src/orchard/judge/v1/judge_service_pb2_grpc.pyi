@@ -37,14 +37,17 @@ class JudgeServiceStub:
     def __new__(cls, channel: _aio.Channel) -> JudgeServiceAsyncStub: ...
     Judge: _grpc.StreamUnaryMultiCallable[_judge_service_pb2.JudgeRequest, _judge_service_pb2.JudgeResponse]
     """Judge judges one trajectory, or two against each other, and returns the verdict. One that is stored is returned at once; identical
-    requests at the same time are judged once. A repeat is safe. Errors: INVALID_ARGUMENT (field named; JUDGE_UNKNOWN; a step or image that
-    is missing); NOT_FOUND (RUBRIC_NOT_FOUND); RESOURCE_EXHAUSTED (TRAJECTORY_TOO_LARGE; TOO_MANY_JUDGEMENTS: retry later); UNAVAILABLE
+    requests at the same time are judged once. A repeat is safe: what judges answered is kept, also where the caller left or the verdict
+    is EXCLUDED, and is not asked for again. Idempotent by request_id as long as the verdict is kept. Errors: INVALID_ARGUMENT (field
+    named; JUDGE_UNKNOWN; a step or image that is missing); NOT_FOUND (RUBRIC_NOT_FOUND); ALREADY_EXISTS (REQUEST_ID_REUSED: the id was
+    used for something else); RESOURCE_EXHAUSTED (TRAJECTORY_TOO_LARGE; TOO_MANY_JUDGEMENTS, JUDGE_QUEUE_FULL: retry later); UNAVAILABLE
     (retry).
     """
     JudgeBatch: _grpc.StreamStreamMultiCallable[_judge_service_pb2.JudgeBatchRequest, _judge_service_pb2.JudgeBatchResponse]
     """JudgeBatch judges many items, each as Judge does, and returns each verdict as soon as it is there. A batch that broke goes on when
-    it is begun again with the same batch_id: the verdicts it has are returned first, and no answer that was received is asked for again. Once
-    the budget is spent the items that are left end as EXCLUDED (BUDGET_EXHAUSTED) and are judged when the batch is begun again with a larger
+    it is begun again with the same batch_id: the verdicts it has are returned first, and no answer that was received is asked for again. Items
+    that an outage of their judges left out (EXCLUDED as JUDGE_RATE_LIMITED, JUDGE_UNAVAILABLE, JUDGE_TIMEOUT, JUDGE_REJECTED or
+    JUDGE_UNAUTHENTICATED, or a vote that is) are not returned first: they are judged again when they are sent again. Once the budget is spent the items that are left end as EXCLUDED (BUDGET_EXHAUSTED) and are judged when the batch is begun again with a larger
     one. Errors: as of Judge; ALREADY_EXISTS (ITEM_EXISTS: an item id was used for something else).
     """
     GetVerdict: _grpc.UnaryUnaryMultiCallable[_judge_service_pb2.GetVerdictRequest, _judge_service_pb2.GetVerdictResponse]
@@ -75,14 +78,17 @@ class JudgeServiceAsyncStub(JudgeServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Judge: _aio.StreamUnaryMultiCallable[_judge_service_pb2.JudgeRequest, _judge_service_pb2.JudgeResponse]  # type: ignore[assignment]
     """Judge judges one trajectory, or two against each other, and returns the verdict. One that is stored is returned at once; identical
-    requests at the same time are judged once. A repeat is safe. Errors: INVALID_ARGUMENT (field named; JUDGE_UNKNOWN; a step or image that
-    is missing); NOT_FOUND (RUBRIC_NOT_FOUND); RESOURCE_EXHAUSTED (TRAJECTORY_TOO_LARGE; TOO_MANY_JUDGEMENTS: retry later); UNAVAILABLE
+    requests at the same time are judged once. A repeat is safe: what judges answered is kept, also where the caller left or the verdict
+    is EXCLUDED, and is not asked for again. Idempotent by request_id as long as the verdict is kept. Errors: INVALID_ARGUMENT (field
+    named; JUDGE_UNKNOWN; a step or image that is missing); NOT_FOUND (RUBRIC_NOT_FOUND); ALREADY_EXISTS (REQUEST_ID_REUSED: the id was
+    used for something else); RESOURCE_EXHAUSTED (TRAJECTORY_TOO_LARGE; TOO_MANY_JUDGEMENTS, JUDGE_QUEUE_FULL: retry later); UNAVAILABLE
     (retry).
     """
     JudgeBatch: _aio.StreamStreamMultiCallable[_judge_service_pb2.JudgeBatchRequest, _judge_service_pb2.JudgeBatchResponse]  # type: ignore[assignment]
     """JudgeBatch judges many items, each as Judge does, and returns each verdict as soon as it is there. A batch that broke goes on when
-    it is begun again with the same batch_id: the verdicts it has are returned first, and no answer that was received is asked for again. Once
-    the budget is spent the items that are left end as EXCLUDED (BUDGET_EXHAUSTED) and are judged when the batch is begun again with a larger
+    it is begun again with the same batch_id: the verdicts it has are returned first, and no answer that was received is asked for again. Items
+    that an outage of their judges left out (EXCLUDED as JUDGE_RATE_LIMITED, JUDGE_UNAVAILABLE, JUDGE_TIMEOUT, JUDGE_REJECTED or
+    JUDGE_UNAUTHENTICATED, or a vote that is) are not returned first: they are judged again when they are sent again. Once the budget is spent the items that are left end as EXCLUDED (BUDGET_EXHAUSTED) and are judged when the batch is begun again with a larger
     one. Errors: as of Judge; ALREADY_EXISTS (ITEM_EXISTS: an item id was used for something else).
     """
     GetVerdict: _aio.UnaryUnaryMultiCallable[_judge_service_pb2.GetVerdictRequest, _judge_service_pb2.GetVerdictResponse]  # type: ignore[assignment]
@@ -116,8 +122,10 @@ class JudgeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_judge_service_pb2.JudgeResponse, _abc.Awaitable[_judge_service_pb2.JudgeResponse]]:
         """Judge judges one trajectory, or two against each other, and returns the verdict. One that is stored is returned at once; identical
-        requests at the same time are judged once. A repeat is safe. Errors: INVALID_ARGUMENT (field named; JUDGE_UNKNOWN; a step or image that
-        is missing); NOT_FOUND (RUBRIC_NOT_FOUND); RESOURCE_EXHAUSTED (TRAJECTORY_TOO_LARGE; TOO_MANY_JUDGEMENTS: retry later); UNAVAILABLE
+        requests at the same time are judged once. A repeat is safe: what judges answered is kept, also where the caller left or the verdict
+        is EXCLUDED, and is not asked for again. Idempotent by request_id as long as the verdict is kept. Errors: INVALID_ARGUMENT (field
+        named; JUDGE_UNKNOWN; a step or image that is missing); NOT_FOUND (RUBRIC_NOT_FOUND); ALREADY_EXISTS (REQUEST_ID_REUSED: the id was
+        used for something else); RESOURCE_EXHAUSTED (TRAJECTORY_TOO_LARGE; TOO_MANY_JUDGEMENTS, JUDGE_QUEUE_FULL: retry later); UNAVAILABLE
         (retry).
         """
 
@@ -128,8 +136,9 @@ class JudgeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_judge_service_pb2.JudgeBatchResponse], _abc.AsyncIterator[_judge_service_pb2.JudgeBatchResponse]]:
         """JudgeBatch judges many items, each as Judge does, and returns each verdict as soon as it is there. A batch that broke goes on when
-        it is begun again with the same batch_id: the verdicts it has are returned first, and no answer that was received is asked for again. Once
-        the budget is spent the items that are left end as EXCLUDED (BUDGET_EXHAUSTED) and are judged when the batch is begun again with a larger
+        it is begun again with the same batch_id: the verdicts it has are returned first, and no answer that was received is asked for again. Items
+        that an outage of their judges left out (EXCLUDED as JUDGE_RATE_LIMITED, JUDGE_UNAVAILABLE, JUDGE_TIMEOUT, JUDGE_REJECTED or
+        JUDGE_UNAUTHENTICATED, or a vote that is) are not returned first: they are judged again when they are sent again. Once the budget is spent the items that are left end as EXCLUDED (BUDGET_EXHAUSTED) and are judged when the batch is begun again with a larger
         one. Errors: as of Judge; ALREADY_EXISTS (ITEM_EXISTS: an item id was used for something else).
         """
 

@@ -1,0 +1,235 @@
+"""Requests and items that come again: what was answered is not paid for twice, what an outage left out is judged."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psycopg
+import pytest
+from orchard.judge.v1 import judge_pb2
+from orchard.judge.v1 import judge_service_pb2 as pb
+from orchard.trajectory.v1 import trajectory_pb2
+
+from services.common.db import Database, connect, migrate
+from services.common.objects import ObjectStore
+from services.judge.__main__ import MIGRATIONS
+from services.judge.backends.endpoint import make_endpoint
+from services.judge.backends.limits import Amount
+from services.judge.backends.settings import JudgeSettings
+from services.judge.batches import Batches, Given
+from services.judge.journal import Answers
+from services.judge.model import Kind, Role, Step, Task
+from services.judge.requests import Request
+from services.judge.rubric_shelf import RubricShelf
+from services.judge.service import Judging
+from services.judge.store.locks import QuestionLocks
+from services.judge.store.requests import RequestStore
+from services.judge.store.rubrics import RubricStore
+from services.judge.store.tables import SCHEMA
+from services.judge.store.verdicts import BatchItem, VerdictStore
+from tests.integration.judge.conftest import STEPS, Calls, step
+from tests.integration.judge.test_service import ABSTAINED, EXCLUDED, SCORED, fails
+from tests.support.judge_server import JudgeServer
+
+
+async def test_votes_that_were_answered_are_not_paid_for_again(calls: Calls, server: JudgeServer) -> None:
+    """One of two votes fails, so there is no verdict; the repeat asks for that one alone."""
+    fields: dict[str, Any] = {"parameters": judge_pb2.JudgementParameters(votes=2, quorum=2)}
+    server.behave("good", "400")
+    verdict = await calls.judge(**fields)
+    assert (verdict.state, verdict.reason) == (EXCLUDED, "JUDGE_REJECTED")
+    server.behave("400")
+    verdict = await calls.judge(**fields)
+    assert (verdict.state, len(server.requests)) == (EXCLUDED, 1)
+    server.behave("good")
+    verdict = await calls.judge(**fields)
+    assert (verdict.state, verdict.value, len(server.requests)) == (SCORED, 1.0, 1)
+    (usage,) = (await calls.GetUsage(pb.GetUsageRequest())).usage
+    assert (usage.usage.calls, usage.usage.failed_calls, usage.usage.prompt_tokens) == (4, 2, 2000)
+
+
+async def test_an_answer_that_could_not_be_read_is_asked_for_again(calls: Calls, server: JudgeServer) -> None:
+    for behaviour, calls_made in (("half", 3), ("good", 1)):
+        server.behave(behaviour)
+        await calls.judge()
+        assert len(server.requests) == calls_made
+
+
+async def test_a_request_is_judged_once_under_its_id(calls: Calls, server: JudgeServer) -> None:
+    first = await calls.judge(request_id="r1", fresh=True)
+    repeats = await asyncio.gather(*(calls.judge(request_id="r1", fresh=True) for _ in range(4)))
+    assert all(repeat == first for repeat in repeats)
+    assert (len(server.requests), first.usage.calls, first.cached) == (1, 1, False)
+    assert (await calls.judge(request_id="r2", fresh=True)).verdict_id != first.verdict_id
+    assert len(server.requests) == 2
+    other = calls.judge(request_id="r1", fresh=True, instruction="Do that.")
+    assert await fails(other, grpc.StatusCode.ALREADY_EXISTS, "r1") == "REQUEST_ID_REUSED"
+    assert await fails(calls.judge(request_id="?"), grpc.StatusCode.INVALID_ARGUMENT, "request_id")
+    # Another tenant's ids are its own.
+    assert (await calls.of("other").judge(request_id="r1", instruction="Do that.")).state == SCORED
+
+
+async def test_the_first_verdict_of_a_request_stays(calls: Calls, server: JudgeServer) -> None:
+    server.behave("400")
+    first = await calls.judge(request_id="r1")
+    server.behave("good")
+    assert await calls.judge(request_id="r1") == first
+    assert (first.state, len(server.requests)) == (EXCLUDED, 0)
+    found = await calls.judge(request_id="r2")
+    assert found.state == SCORED
+    cached = await calls.judge(request_id="r3")
+    assert (cached.cached, await calls.judge(request_id="r3")) == (True, cached)
+    assert len(server.requests) == 1
+
+
+async def test_a_request_that_the_budget_stopped_goes_on_with_a_larger_one(calls: Calls, server: JudgeServer) -> None:
+    stopped = await calls.judge(request_id="r1", budget=judge_pb2.Budget(tokens=10))
+    assert (stopped.reason, len(server.requests)) == ("BUDGET_EXHAUSTED", 0)
+    assert (await calls.judge(request_id="r1", budget=judge_pb2.Budget(tokens=100_000))).state == SCORED
+
+
+async def test_an_outage_leaves_no_item_of_a_batch_out_for_good(calls: Calls, server: JudgeServer) -> None:
+    items: dict[str, dict[str, Any]] = {f"i{number}": {"instruction": f"Do {number}."} for number in range(3)}
+    server.behave("401")
+    verdicts, progress = await calls.batch("b", items)
+    assert {verdict.reason for verdict in verdicts.values()} == {"JUDGE_UNAUTHENTICATED"}
+    assert (progress[-1].excluded, progress[-1].scored) == (3, 0)
+    server.behave("good")
+    verdicts, progress = await calls.batch("b", items)
+    assert {verdict.value for verdict in verdicts.values()} == {1.0}
+    assert (progress[0].excluded, progress[-1].excluded, progress[-1].scored) == (3, 0, 3)
+    server.behave("401")
+    again, _progress = await calls.batch("b", items)
+    assert {verdict.value for verdict in again.values()} == {1.0}
+    assert not server.requests
+
+
+async def test_nothing_to_see_is_no_number_and_costs_nothing(calls: Calls, server: JudgeServer) -> None:
+    for kind, attempts in {
+        "OUTCOME": ([STEPS[0]],),
+        "GUI_SUCCESS": (STEPS,),
+        "VALUE_CURVE": ([STEPS[0]],),
+        "PAIRWISE": (STEPS, [STEPS[0]]),
+        "CLAW_EVAL": ([STEPS[0], step(1, "log", trajectory_pb2.ROLE_TOOL)],),
+    }.items():
+        verdict = await calls.judge(*attempts, kind=kind)
+        assert (verdict.state, verdict.reason) == (EXCLUDED, "EVIDENCE_MISSING"), kind
+        assert verdict.message
+        assert not verdict.HasField("value")
+    batch = {"empty": {"steps": [STEPS[0]]}, "whole": {"judges": ["script"]}}
+    verdicts, progress = await calls.batch("b", batch)
+    assert {item_id: verdict.state for item_id, verdict in verdicts.items()} == {"empty": EXCLUDED, "whole": SCORED}
+    # It is no outage: it stays.
+    _verdicts, progress = await calls.batch("b", batch)
+    assert (progress[0].excluded, len(server.requests)) == (1, 0)
+
+
+async def test_odd_words_of_a_judge_do_no_harm(calls: Calls, server: JudgeServer) -> None:
+    server.behave("odd text")
+    verdict = await calls.judge()
+    assert (verdict.state, verdict.message) == (ABSTAINED, "I ? cannot \ufffd tell.")
+    stored = (await calls.GetVerdict(pb.GetVerdictRequest(verdict_id=verdict.verdict_id))).verdict
+    assert stored.message == verdict.message
+
+
+@asynccontextmanager
+async def batches_of(database: str, folder: Path, judge: JudgeSettings) -> AsyncIterator[Batches]:
+    """The use cases of a service with this judge, in this process."""
+    engine = connect(database)
+    store, locks = VerdictStore(Database(engine)), QuestionLocks(engine)
+
+    def clock() -> datetime:
+        return datetime.now(UTC)
+
+    shelf, answers = RubricShelf(RubricStore(Database(engine)), clock), Answers(ObjectStore(folder.as_uri()))
+    endpoints = {judge.name: make_endpoint(judge)}
+    judging = Judging(endpoints, store, RequestStore(Database(engine)), shelf, locks, answers, clock)
+    try:
+        yield Batches(judging, store, clock)
+    finally:
+        await locks.close()
+        await engine.dispose()
+
+
+async def run(batches: Batches, tenant: str, instruction: str) -> list[BatchItem]:
+    steps = (Step(0, Role.USER, "Do it."), Step(1, Role.ASSISTANT, "Done."))
+
+    async def given() -> AsyncIterator[Given]:
+        yield Given("one", Request(Kind.OUTCOME, Task(instruction), (steps,), {}), lambda: None)
+
+    found = [result async for result in batches.run(tenant, "b", Amount(), given())]
+    return [result for result in found if isinstance(result, BatchItem)]
+
+
+async def test_a_batch_goes_on_after_an_upgrade(database: str, tmp_path: Path) -> None:
+    """Another setting of the judge, or another prompt, makes another question; in the caller's words it is the same."""
+    settings = JudgeSettings(name="j", kind="scripted")
+    async with batches_of(database, tmp_path, settings) as batches:
+        (before,) = await run(batches, "upgraded", "Do it.")
+    async with batches_of(database, tmp_path, settings.model_copy(update={"model": "newer"})) as batches:
+        (after,) = await run(batches, "upgraded", "Do it.")
+        assert after.verdict == before.verdict
+        with pytest.raises(Exception, match="was something else"):
+            await run(batches, "upgraded", "Do that.")
+
+
+async def test_items_of_before_have_no_words_and_fit(database: str) -> None:
+    """Migration 0002 on a database with a batch, and back."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE upgraded")
+    base, query = (database.partition("?")[part] for part in (0, 2))
+    url = f"{base.rpartition('/')[0]}/upgraded?{query}"
+    migrate(url, schema=SCHEMA, migrations=MIGRATIONS, revision="0001")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("INSERT INTO judge.batch_items VALUES ('t', 'b', 'i', 'key', 'vd-1', false)")
+        migrate(url, schema=SCHEMA, migrations=MIGRATIONS)
+        rows = connection.execute("SELECT asked, again, verdict_id FROM judge.batch_items").fetchall()
+        assert rows == [("", False, "vd-1")]
+        migrate(url, schema=SCHEMA, migrations=MIGRATIONS, revision="-1")
+        rows = connection.execute("SELECT question_key, verdict_id FROM judge.batch_items").fetchall()
+        assert rows == [("", "vd-1")]
+
+
+async def test_locks_are_bounded_and_none_is_left_behind(database: str) -> None:
+    engine = connect(database)
+    locks = QuestionLocks(engine, most=2)
+    begun, go_on = asyncio.Semaphore(0), asyncio.Event()
+
+    async def hold(name: str) -> None:
+        async with locks.held(name):
+            begun.release()
+            await go_on.wait()
+
+    async def held() -> int:
+        async with await psycopg.AsyncConnection.connect(database) as connection:
+            cursor = await connection.execute(
+                "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) "
+                "WHERE locktype = 'advisory' AND query LIKE '%%advisory%%' AND pg_locks.pid = %s",
+                (pid,),
+            )
+            row = await cursor.fetchone()
+        return row[0] if row else 0
+
+    try:
+        async with locks.held("first"):
+            assert locks._connection is not None
+            pid = await locks._connection.exec_driver_sql("SELECT pg_backend_pid()")
+            pid = pid.scalar_one()
+        holding = [asyncio.create_task(hold(f"lock {number}")) for number in range(5)]
+        for _ in range(2):
+            await asyncio.wait_for(begun.acquire(), 60)
+        assert await held() == 2
+        # Of those that hold one and those that wait some leave.
+        for task in holding[1:4]:
+            task.cancel()
+        await asyncio.gather(*holding[1:4], return_exceptions=True)
+        go_on.set()
+        await asyncio.wait_for(asyncio.gather(holding[0], holding[4]), 60)
+        assert await held() == 0
+    finally:
+        await locks.close()
+        await engine.dispose()

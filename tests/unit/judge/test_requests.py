@@ -1,0 +1,75 @@
+"""What was asked is known by the caller's words alone, and judged only where there is anything to see."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from services.judge.backends.limits import Amount
+from services.judge.model import Aggregation, Kind, Question, Role, Step, Task, ToolCall
+from services.judge.requests import Request, lacks_evidence
+from tests.unit.judge.questions import IMAGES, STEPS
+
+REQUEST = Request(Kind.OUTCOME, Task("Do it."), (STEPS,), {})
+CHANGES: dict[str, Any] = {
+    "kind": Kind.CLAW_EVAL,
+    "task": Task("Do that."),
+    "attempts": (STEPS[:2],),
+    "judges": ("other",),
+    "rubric_name": "mine",
+    "rubric_version": 2,
+    "votes": 2,
+    "aggregation": Aggregation.MEAN,
+    "quorum": 1,
+    "temperature": 0.0,
+    "max_output_tokens": 100,
+    "fresh": True,
+}
+"""Of every field but the budget, and but the images, which the steps name by hash."""
+
+
+def test_every_word_of_the_caller_counts() -> None:
+    assert {field.name for field in fields(Request)} == CHANGES.keys() | {"budget", "images"}
+    hashes = [REQUEST.hash(), *(replace(REQUEST, **{name: value}).hash() for name, value in CHANGES.items())]
+    hashes += [replace(REQUEST, task=Task("Do it.", resolved=resolved)).hash() for resolved in (True, False)]
+    assert len(set(hashes)) == len(CHANGES) + 3
+
+
+def test_what_is_no_part_of_the_question_does_not_count() -> None:
+    assert replace(REQUEST, budget=Amount(5), images=IMAGES).hash() == REQUEST.hash()
+
+
+USER = Step(0, Role.USER, "Do it.")
+NOTHING = (USER, Step(1, Role.TOOL, "a log", name="bash"), Step(2, Role.ASSISTANT, "  "))
+COPIED = (USER, Step(1, Role.ASSISTANT, "It was done before.", copied=True))
+SAID, CALLED = (
+    (USER, step) for step in (Step(1, Role.ASSISTANT, "Done."), Step(1, Role.ASSISTANT, calls=(ToolCall("a", ""),)))
+)
+SCREEN = (USER, Step(1, Role.TOOL, images=("1" * 64,)))
+TEXT_KINDS = [Kind.OUTCOME, Kind.RUBRIC, Kind.VALUE_CURVE, Kind.CLAW_EVAL]
+
+
+@pytest.mark.parametrize("kind", TEXT_KINDS)
+def test_no_judge_is_asked_about_nothing(kind: Kind) -> None:
+    for steps in ((USER,), NOTHING, COPIED):
+        assert "attempt 0" in lacks_evidence(Question(kind, Task("Do it."), (steps,)))
+    for steps in (SAID, CALLED):
+        assert not lacks_evidence(Question(kind, Task("Do it."), (steps,)))
+
+
+@pytest.mark.parametrize("field", ["patch", "final_response"])
+def test_what_an_agent_left_is_something(field: str) -> None:
+    left = Task("Do it.", **{field: "this"})
+    for kind in TEXT_KINDS:
+        assert bool(lacks_evidence(Question(kind, left, ((USER,),)))) == (kind is Kind.VALUE_CURVE)
+
+
+def test_a_pair_needs_two_attempts_that_show_something() -> None:
+    assert not lacks_evidence(Question(Kind.PAIRWISE, Task("Do it."), (SAID, CALLED)))
+    for attempts, number in (((NOTHING, SAID), 0), ((SAID, NOTHING), 1)):
+        assert f"attempt {number}" in lacks_evidence(Question(Kind.PAIRWISE, Task("Do it."), attempts))
+
+
+def test_a_graphical_task_needs_a_screenshot() -> None:
+    assert "screenshot" in lacks_evidence(Question(Kind.GUI_SUCCESS, Task("Do it.", final_response="x"), (CALLED,)))
+    assert not lacks_evidence(Question(Kind.GUI_SUCCESS, Task("Do it."), (SCREEN,)))

@@ -156,6 +156,14 @@ def kernel_log() -> str:
     return buffer.raw[:size].decode(errors="replace")
 
 
+def killed_for_memory(pid: int) -> bool:
+    """Whether the kernel says that it killed this very process. A counter of the machine would tell of others, too."""
+    try:
+        return f"Killed process {pid} (" in kernel_log()
+    except OSError:
+        return False  # not ours to read (kernel.dmesg_restrict): then nothing is claimed
+
+
 def seccomp(program: bytes) -> None:
     """Install a filter for this process and all that come of it; needs no_new_privs or CAP_SYS_ADMIN."""
     instructions = ctypes.create_string_buffer(program, len(program))

@@ -323,7 +323,7 @@ class ProcessRuntime:
         live.ended.set()
         if live.deleting:
             return
-        if _killed_for_memory(live.init.pid):
+        if linux.killed_for_memory(live.init.pid):
             end = Ended(uid, Reason.OOM, "the machine ran out of memory and ended it as a whole")
         else:
             end = Ended(uid, Reason.DELETED_EXTERNALLY, "its first process was ended from outside")
@@ -388,14 +388,6 @@ class ProcessRuntime:
         end_recorded(self._machine.sandbox_folder(uid))
         cgroups.remove_group(self._machine.cgroups.paths(uid))
         shutil.rmtree(self._machine.socket_folder(uid), ignore_errors=True)
-
-
-def _killed_for_memory(pid: int) -> bool:
-    """Whether the kernel says that it killed this very process. A counter of the machine would tell of others, too."""
-    try:
-        return f"Killed process {pid} (" in linux.kernel_log()
-    except OSError:
-        return False  # not ours to read (kernel.dmesg_restrict): then nothing is claimed
 
 
 def _stop_watching(descriptor: int) -> None:

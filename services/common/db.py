@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import select
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psycopg
-from sqlalchemy import Connection, Engine, create_engine, text
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.exc import DisconnectionError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
@@ -25,12 +26,25 @@ _log = get_logger(__name__)
 
 _TRANSACTION_SECONDS: Final = 15.0  # above what connecting and one statement may take
 _RETRY_SECONDS: Final = 0.5
+_STATEMENT_SECONDS: Final = 10.0
+# By the server's clock: what a client that stands still has locked is free again, some time after its own limit.
+_IDLE_SLACK_SECONDS: Final = 15.0
+# A peer that is gone without a word is found in 25 s, or 20 s after something was sent to it.
+_KEEPALIVE: Final = {
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
 # The driver's own too: what a COPY raises, SQLAlchemy does not see.
 AWAY: Final = (
     OperationalError,
     InterfaceError,
     psycopg.OperationalError,
     psycopg.InterfaceError,
+    # We stood still for so long that the server took back what was locked. SQLAlchemy has no class of its own for it.
+    psycopg.errors.IdleInTransactionSessionTimeout,
     PoolTimeoutError,
     OSError,
     TimeoutError,
@@ -46,21 +60,42 @@ def driver_url(database_url: str) -> str:
 
 
 def connect(database_url: str, *, pool_size: int = 5, tls: TlsFiles | None = None) -> AsyncEngine:
-    """An engine: 5 s to connect, 10 s a statement, 5 s for a pooled connection.
+    """An engine: 5 s to connect, 10 s a statement, 30 s idle in a transaction, 5 s for a pooled connection.
 
-    The server keeps the limit on statements. One that stands still does not: bound each transaction too.
+    The server keeps the limits on statements and transactions. One that stands still does not: bound each transaction
+    too. A pooled connection that the server has closed is replaced when it is taken; the server is not asked for that.
 
     Raises:
         TlsError: a file of `tls` cannot be used.
     """
-    return create_async_engine(
+    idle = _TRANSACTION_SECONDS + _IDLE_SLACK_SECONDS
+    limits = {"statement_timeout": _STATEMENT_SECONDS, "idle_in_transaction_session_timeout": idle}
+    engine = create_async_engine(
         driver_url(database_url),
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=5,
-        pool_pre_ping=True,
-        connect_args={"connect_timeout": 5, "options": "-c statement_timeout=10000", **postgres_arguments(tls)},
+        connect_args={
+            "connect_timeout": 5,
+            "options": " ".join(f"-c {name}={seconds * 1000:.0f}" for name, seconds in limits.items()),
+            **_KEEPALIVE,
+            **postgres_arguments(tls),
+        },
     )
+    event.listen(engine.sync_engine, "checkout", _refuse_closed)
+    return engine
+
+
+def _refuse_closed(connection: Any, *_: object) -> None:
+    """Have the pool connect again where the server has closed a connection; the kernel knows, and nobody is asked."""
+    raw: psycopg.AsyncConnection[Any] = connection.driver_connection
+    if not raw.closed:
+        poller = select.poll()
+        poller.register(raw.fileno(), select.POLLIN)
+        # The server says nothing on an idle connection but that it ends, or that its configuration changed.
+        if not poller.poll(0):
+            return
+    raise DisconnectionError("the server has closed the connection")
 
 
 class Database:
@@ -81,12 +116,49 @@ class Database:
         Raises:
             UnavailableError: the database does not answer.
         """
-        try:
+        with _away():
             # The server's own limit on statements does not help where the server itself stands still.
             async with asyncio.timeout(timeout_seconds or self._timeout), self._engine.begin() as connection:
+                if timeout_seconds is not None:
+                    idle = f"{(timeout_seconds + _IDLE_SLACK_SECONDS) * 1000:.0f}"
+                    await connection.execute(_SET_LOCAL, {"name": "idle_in_transaction_session_timeout", "value": idle})
                 yield connection
-        except AWAY as error:
-            raise UnavailableError("the database does not answer; retry", reason="DATABASE_UNAVAILABLE") from error
+
+    @asynccontextmanager
+    async def driver(self, *, autocommit: bool = False) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        """One transaction on the driver's own connection, committed on the way out; with `autocommit` each statement is
+        one. For what is called so often that what SQLAlchemy costs a statement would be most of its cost.
+
+        Raises:
+            UnavailableError: the database does not answer.
+        """
+        with _away():
+            async with asyncio.timeout(self._timeout), self._engine.connect() as connection:
+                raw: Any = (await connection.get_raw_connection()).driver_connection
+                if not autocommit:
+                    yield raw
+                    await raw.commit()
+                    return
+                try:
+                    await raw.set_autocommit(True)
+                    yield raw
+                    await raw.set_autocommit(False)
+                except BaseException:
+                    await connection.invalidate()  # its mode is not to stay, and may not be changed any more
+                    raise
+
+
+_SET_LOCAL: Final = text("SELECT set_config(:name, :value, true)")
+
+
+@contextmanager
+def _away() -> Iterator[None]:
+    try:
+        yield
+    except (*AWAY, InternalError) as error:
+        if isinstance(error, InternalError) and not isinstance(error.orig, AWAY):
+            raise
+        raise UnavailableError("the database does not answer; retry", reason="DATABASE_UNAVAILABLE") from error
 
 
 def run_migrations() -> None:
@@ -124,7 +196,7 @@ def migrate(
     config = Config()
     config.set_main_option("script_location", str(migrations))
     config.attributes["schema"] = schema
-    arguments = {"connect_timeout": 5, **postgres_arguments(tls)}
+    arguments = {"connect_timeout": 5, **_KEEPALIVE, **postgres_arguments(tls)}
     engine = create_engine(driver_url(database_url), poolclass=NullPool, connect_args=arguments)
     lock = int.from_bytes(hashlib.sha256(f"orchard:{schema}".encode()).digest()[:8], signed=True)
     try:

@@ -113,27 +113,26 @@ class Trajectories:
 
     async def annotate(self, tenant: str, trajectory_id: str, annotation: Annotation) -> Trajectory:
         """Add judgements; see TrajectoryService.AnnotateTrajectory."""
-        trajectory = await self.get(tenant, trajectory_id)
-        for position, value in enumerate(annotation.step_values):
-            # State T, behind the last action, has a value too.
-            if value.index > trajectory.totals.steps:
-                raise FailedPreconditionError(
-                    f"step_values[{position}] is of step {value.index}; the trajectory has {trajectory.totals.steps}",
-                    reason="STEP_NOT_FOUND",
-                    trajectory_id=trajectory_id,
-                )
         content = _sha256(repr((annotation.rewards, annotation.step_values, sorted(annotation.labels.items()))))
         named = annotation if annotation.annotation_id else replace(annotation, annotation_id=secrets.token_hex(12))
-        outcome = await self._annotations.add(tenant, trajectory_id, named, content, self._clock())
-        if outcome == "missing":
+        outcome, found = await self._annotations.add(tenant, trajectory_id, named, content, self._clock())
+        if found is None:
             raise _not_found(trajectory_id)
+        if outcome == "ahead":
+            values = enumerate(annotation.step_values)
+            position, value = next(pair for pair in values if pair[1].index > found.totals.steps)
+            raise FailedPreconditionError(
+                f"step_values[{position}] is of step {value.index}; the trajectory has {found.totals.steps}",
+                reason="STEP_NOT_FOUND",
+                trajectory_id=trajectory_id,
+            )
         if outcome == "other":
             raise AlreadyExistsError(
                 f"annotation id {annotation.annotation_id!r} was used with other content; choose another",
                 reason="ANNOTATION_EXISTS",
                 annotation_id=annotation.annotation_id,
             )
-        return await self.get(tenant, trajectory_id)
+        return found
 
     async def delete(self, tenant: str, wanted: Filter, *, include_open: bool, limit: int, dry_run: bool) -> Deleted:
         """Delete by filter; see TrajectoryService.DeleteTrajectories."""

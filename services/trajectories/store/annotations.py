@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -12,8 +12,8 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.common.db import Database
-from services.trajectories.model import Annotation, Reward, RewardState, StepValue
-from services.trajectories.store.rows import OUTCOME, reward, step_value
+from services.trajectories.model import Annotation, Reward, RewardState, StepValue, Trajectory
+from services.trajectories.store.rows import OUTCOME, reward, step_value, trajectories_of
 from services.trajectories.store.tables import ANNOTATIONS, REWARDS, STEP_VALUES, TRAJECTORIES
 
 _T: Final = TRAJECTORIES.c
@@ -28,30 +28,47 @@ class AnnotationStore:
 
     async def add(
         self, tenant: str, trajectory_id: str, annotation: Annotation, content_hash: str, now: datetime
-    ) -> str:
-        """Add an annotation; returns added, same (it is there), other (its id has other content) or missing."""
+    ) -> tuple[str, Trajectory | None]:
+        """Add an annotation; returns added, same (it is there), other (its id has other content), ahead (a value is of
+        a step that is not there) or missing, and the trajectory as it is then.
+        """
+        query = sa.select(TRAJECTORIES).where(_T.tenant == tenant, _T.trajectory_id == trajectory_id)
         async with self._database.transaction() as connection:
-            query = sa.select(_T.key, _T.labels).where(_T.tenant == tenant, _T.trajectory_id == trajectory_id)
-            found = (await connection.execute(query.with_for_update())).first()
-            if found is None:
-                return "missing"
-            key: int = found[0]
-            values = {
-                "trajectory_key": key,
-                "annotation_id": annotation.annotation_id,
-                "content_hash": content_hash,
-                "labels": dict(annotation.labels),
-                "time": now,
-            }
-            added = insert(ANNOTATIONS).values(values).on_conflict_do_nothing().returning(_A.key)
-            annotation_key = (await connection.execute(added)).scalar_one_or_none()
-            if annotation_key is None:
-                known = sa.select(_A.content_hash).where(
-                    _A.trajectory_key == key, _A.annotation_id == annotation.annotation_id
-                )
-                return "same" if (await connection.execute(known)).scalar_one() == content_hash else "other"
-            await _insert(connection, key, annotation_key, annotation, now)
-            await _update(connection, key, dict(found[1]), annotation)
+            rows = (await connection.execute(query.with_for_update())).mappings().all()
+            if not rows:
+                return "missing", None
+            row: Any = dict(rows[0])
+            outcome = await self._add(connection, row, annotation, content_hash, now)
+            (found,) = await trajectories_of(connection, [row])
+        return outcome, found
+
+    @staticmethod
+    async def _add(
+        connection: AsyncConnection, row: dict[str, Any], annotation: Annotation, content_hash: str, now: datetime
+    ) -> str:
+        key: int = row["key"]
+        # State T, behind the last action, has a value too.
+        if any(value.index > row["steps"] for value in annotation.step_values):
+            return "ahead"
+        values = {
+            "trajectory_key": key,
+            "annotation_id": annotation.annotation_id,
+            "content_hash": content_hash,
+            "labels": dict(annotation.labels),
+            "time": now,
+        }
+        added = insert(ANNOTATIONS).values(values).on_conflict_do_nothing().returning(_A.key)
+        annotation_key = (await connection.execute(added)).scalar_one_or_none()
+        if annotation_key is None:
+            known = sa.select(_A.content_hash).where(
+                _A.trajectory_key == key, _A.annotation_id == annotation.annotation_id
+            )
+            return "same" if (await connection.execute(known)).scalar_one() == content_hash else "other"
+        await _insert(connection, key, annotation_key, annotation, now)
+        changes = _changes(row["labels"], annotation)
+        if changes:
+            await connection.execute(sa.update(TRAJECTORIES).where(_T.key == key).values(changes))
+            row.update(changes)
         return "added"
 
     async def page(self, key: int, before: int | None, count: int) -> tuple[list[Annotation], int | None]:
@@ -107,18 +124,17 @@ async def _insert(
         await connection.execute(sa.insert(STEP_VALUES), rows)
 
 
-async def _update(connection: AsyncConnection, key: int, labels: dict[str, str], annotation: Annotation) -> None:
-    """Bring the trajectory's row in step: its labels, and the outcome that lists are filtered by."""
+def _changes(labels: Mapping[str, str], annotation: Annotation) -> dict[str, Any]:
+    """What brings the trajectory's row in step: its labels, and the outcome that lists are filtered by."""
     changes: dict[str, Any] = {}
     outcomes = [one for one in annotation.rewards if one.name == OUTCOME]
     if outcomes:
         scored = outcomes[-1].state is RewardState.SCORED
         changes |= {"outcome_state": outcomes[-1].state, "outcome_value": outcomes[-1].value if scored else None}
     if annotation.labels:
-        merged = labels | dict(annotation.labels)
+        merged = {**labels, **annotation.labels}
         changes["labels"] = {name: value for name, value in merged.items() if value}
-    if changes:
-        await connection.execute(sa.update(TRAJECTORIES).where(_T.key == key).values(changes))
+    return changes
 
 
 async def _of(connection: AsyncConnection, table: sa.Table, annotation_keys: Sequence[int]) -> Sequence[Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.ext.asyncio import AsyncConnection
+from psycopg import AsyncConnection
 
 from services.common.db import Database
 from services.common.errors import (
@@ -19,9 +18,10 @@ from services.common.errors import (
     ResourceExhaustedError,
 )
 from services.trajectories.model import NewStep, Status, Totals
-from services.trajectories.store.changes import announce
-from services.trajectories.store.tables import BLOB_REFERENCES, BLOBS, COUNTS, SCHEMA, STEPS, TRAJECTORIES
+from services.trajectories.store.changes import CHANNEL, KEYS_A_NOTICE, NOTIFY, payloads
+from services.trajectories.store.tables import COUNTS, SCHEMA
 
+Connection = AsyncConnection[Any]
 STEPS_MOST: Final = 100_000
 _SUMS: Final = tuple(name for name in COUNTS if name != "longest_tokens")
 
@@ -64,7 +64,43 @@ class AppendStore:
         Raises:
             UnavailableError: the database does not answer. Whether anything was added is not known; a repeat is safe.
         """
-        async with self._database.transaction() as connection:
+        results: dict[int, int | OrchardError] = {}
+        plain = _plain(appends)
+        if plain:
+            results |= await self._append_plain(plain)
+        rest = {position: append for position, append in enumerate(appends) if position not in results}
+        if rest:
+            results |= zip(rest, await self._append_any(list(rest.values())), strict=True)
+        return [results[position] for position in range(len(appends))]
+
+    async def _append_plain(self, appends: Mapping[int, Append]) -> dict[int, int]:
+        """Add what simply goes on where its trajectory ends, by one statement; returns what was added."""
+        steps = [(append, step) for append in appends.values() for step in append.steps]
+        totals = [_sum([step.totals for step in append.steps]) for append in appends.values()]
+        columns: list[list[Any]] = [
+            [append.tenant for append in appends.values()],
+            [append.trajectory_id for append in appends.values()],
+            [append.writer for append in appends.values()],
+            [append.steps[0].index for append in appends.values()],
+            [one.cost_usd for one in totals],
+            *([getattr(one, name) for one in totals] for name in COUNTS),
+            [append.tenant for append, _step in steps],
+            [append.trajectory_id for append, _step in steps],
+            [step.index for _append, step in steps],
+            [step.body for _append, step in steps],
+        ]
+        async with self._database.driver(autocommit=True) as connection:
+            cursor = await connection.execute(_PLAIN, columns)
+            added = {(row[0], row[1]) for row in await cursor.fetchall()}
+        return {
+            position: append.steps[-1].index + 1
+            for position, append in appends.items()
+            if (append.tenant, append.trajectory_id) in added
+        }
+
+    async def _append_any(self, appends: Sequence[Append]) -> list[int | OrchardError]:
+        """Add the steps of each, or say why not."""
+        async with self._database.driver() as connection:
             targets = await _targets(connection, {(append.tenant, append.trajectory_id) for append in appends})
             blobs = await _hold_blobs(connection, appends)
             results = [
@@ -73,74 +109,122 @@ class AppendStore:
             ]
             changed = [target for target in targets.values() if target.added]
             if changed:
-                await _copy_steps(connection, changed)
-                await announce(connection, [target.key for target in changed])
+                await _insert_steps(connection, changed)
                 await _refer(connection, changed)
+                for payload in payloads([target.key for target in changed]):
+                    await connection.execute(NOTIFY, [payload])
             await _update(connection, [target for target in targets.values() if target.status is Status.OPEN])
         return results
 
 
-def _named() -> sa.Select[Any]:
-    """What a target is made of, of the trajectories that are named."""
-    table = TRAJECTORIES.c
-    wanted = sa.select(
-        sa.func.unnest(sa.bindparam("tenants", type_=sa.ARRAY(sa.Text))).label("tenant"),
-        sa.func.unnest(sa.bindparam("ids", type_=sa.ARRAY(sa.Text))).label("id"),
-    ).subquery()
-    return (
-        sa.select(table.key, table.tenant, table.trajectory_id, table.status, table.writer, table.cost_usd)
-        .add_columns(*(table[name] for name in COUNTS))
-        .join(wanted, sa.and_(table.tenant == wanted.c.tenant, table.trajectory_id == wanted.c.id))
-    )
+def _plain(appends: Sequence[Append]) -> dict[int, Append]:
+    """Those that may be added without a look at what is there: steps, no bodies, one append for a trajectory."""
+    times = Counter((append.tenant, append.trajectory_id) for append in appends)
+    return {
+        position: append
+        for position, append in enumerate(appends)
+        if append.steps
+        and not append.take_over
+        and times[append.tenant, append.trajectory_id] == 1
+        and append.steps[-1].index < STEPS_MOST
+        and not any(step.blobs for step in append.steps)
+    }
 
 
-# Statements are built once: to build one and find it in SQLAlchemy's cache again costs more than to run it.
-_OPEN: Final = TRAJECTORIES.c.status == Status.OPEN.value
+_BIGINTS: Final = ", ".join("%s::bigint[]" for _ in COUNTS)
+# SQL for the driver itself: what SQLAlchemy costs a statement is more than the statement does.
+_NAMED: Final = f"""
+    SELECT t.key, t.tenant, t.trajectory_id, t.status, t.writer, t.cost_usd, {", ".join(f"t.{name}" for name in COUNTS)}
+    FROM {SCHEMA}.trajectories t
+    JOIN unnest(%s::text[], %s::text[]) AS wanted (tenant, id)
+    ON t.tenant = wanted.tenant AND t.trajectory_id = wanted.id
+"""  # noqa: S608 (names of our own, here and below)
 # In the order of their keys, so that two batches never wait for each other in a ring. One that is sealed is not locked:
 # whoever packs it holds it for as long as the object store takes.
-_LOCK: Final = _named().where(_OPEN).order_by(TRAJECTORIES.c.key).with_for_update(of=TRAJECTORIES)
-_SEALED: Final = _named().where(~_OPEN)
+_LOCK: Final = f"{_NAMED} WHERE t.status = {Status.OPEN.value} ORDER BY t.key FOR UPDATE OF t"
+_SEALED: Final = f"{_NAMED} WHERE t.status <> {Status.OPEN.value}"
+# What is open, its writer's own, and ends where the steps begin, gets them; of anything else nothing is told. The rows
+# are locked in the order of their keys here too, and looked at again where somebody else changed them meanwhile.
+_PLAIN: Final = f"""
+    WITH news AS (
+        SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::bigint[], %s::float8[], {_BIGINTS})
+        AS n (tenant, id, writer, first, cost_usd, {", ".join(COUNTS)})
+    ), locked AS (
+        SELECT t.key FROM {SCHEMA}.trajectories t JOIN news ON t.tenant = news.tenant AND t.trajectory_id = news.id
+        WHERE t.status = {Status.OPEN.value} AND t.steps = news.first AND t.writer IN ('', news.writer)
+        ORDER BY t.key FOR UPDATE OF t
+    ), changed AS (
+        UPDATE {SCHEMA}.trajectories t SET writer = news.writer, cost_usd = t.cost_usd + news.cost_usd,
+            {", ".join(f"{name} = t.{name} + news.{name}" for name in _SUMS)},
+            longest_tokens = greatest(t.longest_tokens, news.longest_tokens)
+        FROM locked, news WHERE t.key = locked.key AND t.tenant = news.tenant AND t.trajectory_id = news.id
+        RETURNING t.key, t.tenant, t.trajectory_id
+    ), added AS (
+        INSERT INTO {SCHEMA}.steps (trajectory_key, "index", body)
+        SELECT changed.key, s."index", s.body
+        FROM unnest(%s::text[], %s::text[], %b::bigint[], %b::bytea[]) AS s (tenant, id, "index", body)
+        JOIN changed ON changed.tenant = s.tenant AND changed.trajectory_id = s.id
+    ), told AS (
+        SELECT pg_notify('{CHANNEL}', string_agg(key::text, ','))
+        FROM (SELECT key, row_number() OVER () / {KEYS_A_NOTICE} AS part FROM changed) AS parts GROUP BY part
+    )
+    SELECT tenant, trajectory_id, (SELECT count(*) FROM told) FROM changed
+"""  # noqa: S608
+_HOLD: Final = f"""
+    SELECT b.tenant, b.sha256 FROM {SCHEMA}.blobs b
+    JOIN unnest(%s::text[], %s::text[]) AS wanted (tenant, sha256)
+    ON b.tenant = wanted.tenant AND b.sha256 = wanted.sha256
+    ORDER BY b.tenant, b.sha256 FOR KEY SHARE OF b
+"""  # noqa: S608
+_KNOWN: Final = f'SELECT "index", body FROM {SCHEMA}.steps WHERE trajectory_key = %s AND "index" BETWEEN %s AND %s'  # noqa: S608
+# Binary, as COPY would have it: as text a body would be twice as long, and cost ten times as much to write.
+_INSERT: Final = f"""
+    INSERT INTO {SCHEMA}.steps (trajectory_key, "index", body)
+    SELECT * FROM unnest(%b::bigint[], %b::bigint[], %b::bytea[])
+"""  # noqa: S608
+_REFER: Final = f"""
+    INSERT INTO {SCHEMA}.blob_references (trajectory_key, sha256, tenant)
+    SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[]) ON CONFLICT DO NOTHING
+"""  # noqa: S608
+_NEW: Final = ("writer", "cost_usd", *COUNTS)
+_UPDATE: Final = f"""
+    UPDATE {SCHEMA}.trajectories t SET {", ".join(f"{name} = news.{name}" for name in _NEW)}
+    FROM unnest(%s::bigint[], %s::text[], %s::float8[], {_BIGINTS})
+        AS news (key, {", ".join(_NEW)})
+    WHERE t.key = news.key
+"""  # noqa: S608
 
 
-async def _targets(connection: AsyncConnection, names: set[tuple[str, str]]) -> dict[tuple[str, str], _Target]:
+async def _targets(connection: Connection, names: set[tuple[str, str]]) -> dict[tuple[str, str], _Target]:
     """Lock those that are open; the sealed ones are there too."""
     found = await _find(connection, _LOCK, names)
     missing = names - found.keys()
     return found | await _find(connection, _SEALED, missing) if missing else found
 
 
-async def _find(
-    connection: AsyncConnection, query: sa.Select[Any], names: set[tuple[str, str]]
-) -> dict[tuple[str, str], _Target]:
+async def _find(connection: Connection, query: str, names: set[tuple[str, str]]) -> dict[tuple[str, str], _Target]:
     ordered = sorted(names)
-    values = {"tenants": [name[0] for name in ordered], "ids": [name[1] for name in ordered]}
+    cursor = await connection.execute(query, [[name[0] for name in ordered], [name[1] for name in ordered]])
     found = {}
-    for row in (await connection.execute(query, values)).mappings():
-        totals = Totals(cost_usd=row["cost_usd"], **{name: row[name] for name in COUNTS})
-        found[row["tenant"], row["trajectory_id"]] = _Target(
-            row["key"], row["tenant"], Status(row["status"]), row["writer"], row["steps"], totals
-        )
+    for key, tenant, trajectory_id, status, writer, cost_usd, *counts in await cursor.fetchall():
+        totals = Totals(cost_usd=cost_usd, **dict(zip(COUNTS, counts, strict=True)))
+        found[tenant, trajectory_id] = _Target(key, tenant, Status(status), writer, totals.steps, totals)
     return found
 
 
-async def _hold_blobs(connection: AsyncConnection, appends: Sequence[Append]) -> set[tuple[str, str]]:
+async def _hold_blobs(connection: Connection, appends: Sequence[Append]) -> set[tuple[str, str]]:
     """Of the bodies that the steps refer to, those that are stored; none of them is removed before the commit."""
     wanted = sorted(
         {(append.tenant, blob.sha256) for append in appends for step in append.steps for blob in step.blobs}
     )
     if not wanted:
         return set()
-    query = (
-        sa.select(BLOBS.c.tenant, BLOBS.c.sha256)
-        .where(sa.tuple_(BLOBS.c.tenant, BLOBS.c.sha256).in_(wanted))
-        .order_by(BLOBS.c.tenant, BLOBS.c.sha256)
-        .with_for_update(key_share=True, read=True)
-    )
-    return {(row[0], row[1]) for row in await connection.execute(query)}
+    cursor = await connection.execute(_HOLD, [[blob[0] for blob in wanted], [blob[1] for blob in wanted]])
+    return {(row[0], row[1]) for row in await cursor.fetchall()}
 
 
 async def _apply(
-    connection: AsyncConnection, target: _Target | None, append: Append, blobs: set[tuple[str, str]]
+    connection: Connection, target: _Target | None, append: Append, blobs: set[tuple[str, str]]
 ) -> int | OrchardError:
     """Note what an append adds; checks first, so that a refused one adds nothing."""
     refused = _refusal(target, append, blobs)
@@ -167,8 +251,7 @@ async def _apply(
     target.writer = append.writer
     target.added += new
     target.next_index += len(new)
-    for step in new:
-        target.totals = _sum(target.totals, step.totals)
+    target.totals = _sum([target.totals, *(step.totals for step in new)])
     return target.next_index
 
 
@@ -201,77 +284,46 @@ def _refusal(target: _Target | None, append: Append, blobs: set[tuple[str, str]]
     return None
 
 
-async def _same(connection: AsyncConnection, target: _Target, steps: Sequence[NewStep]) -> bool:
+async def _same(connection: Connection, target: _Target, steps: Sequence[NewStep]) -> bool:
     """Whether steps that are there already are the same."""
     known = {step.index: step.body for step in target.added}
     missing = [step.index for step in steps if step.index not in known]
     if missing:
-        query = sa.select(STEPS.c["index"], STEPS.c.body).where(
-            STEPS.c.trajectory_key == target.key, STEPS.c["index"].between(missing[0], missing[-1])
-        )
-        known |= {row[0]: bytes(row[1]) for row in await connection.execute(query)}
+        cursor = await connection.execute(_KNOWN, [target.key, missing[0], missing[-1]], binary=True)
+        known |= {row[0]: bytes(row[1]) for row in await cursor.fetchall()}
     return all(known.get(step.index) == step.body for step in steps)
 
 
-async def _copy_steps(connection: AsyncConnection, targets: Sequence[_Target]) -> None:
-    # COPY costs a fifth of what inserts of the same rows do.
-    raw: Any = (await connection.get_raw_connection()).driver_connection
-    async with (
-        raw.cursor() as cursor,
-        cursor.copy(f'COPY {SCHEMA}.steps (trajectory_key, "index", body) FROM STDIN (FORMAT BINARY)') as copy,
-    ):
-        copy.set_types(["int8", "int8", "bytea"])
-        for target in targets:
-            for step in target.added:
-                await copy.write_row((target.key, step.index, step.body))
+async def _insert_steps(connection: Connection, targets: Sequence[_Target]) -> None:
+    rows = [(target.key, step.index, step.body) for target in targets for step in target.added]
+    await connection.execute(_INSERT, [list(column) for column in zip(*rows, strict=True)])
 
 
-async def _refer(connection: AsyncConnection, targets: Sequence[_Target]) -> None:
+async def _refer(connection: Connection, targets: Sequence[_Target]) -> None:
     rows = {
-        (target.key, blob.sha256): {"trajectory_key": target.key, "sha256": blob.sha256, "tenant": target.tenant}
-        for target in targets
-        for step in target.added
-        for blob in step.blobs
+        (target.key, blob.sha256, target.tenant) for target in targets for step in target.added for blob in step.blobs
     }
     if rows:
-        await connection.execute(insert(BLOB_REFERENCES).on_conflict_do_nothing(), list(rows.values()))
+        await connection.execute(_REFER, [list(column) for column in zip(*sorted(rows), strict=True)])
 
 
-def _write_back() -> sa.Update:
-    kinds: dict[str, Any] = {"key": sa.BigInteger, "writer": sa.Text, "cost_usd": sa.Double}
-    kinds |= dict.fromkeys(COUNTS, sa.BigInteger)
-    news = sa.select(
-        *(sa.func.unnest(sa.bindparam(f"new_{name}", type_=sa.ARRAY(kind))).label(name) for name, kind in kinds.items())
-    ).subquery("news")
-    return (
-        sa.update(TRAJECTORIES)
-        .where(TRAJECTORIES.c.key == news.c.key)
-        .values({name: news.c[name] for name in kinds if name != "key"})
-    )
-
-
-_UPDATE: Final = _write_back()
-
-
-async def _update(connection: AsyncConnection, targets: Sequence[_Target]) -> None:
+async def _update(connection: Connection, targets: Sequence[_Target]) -> None:
     """Write counts and writers back, of all trajectories by one statement."""
-    if not targets:
-        return
-    values: dict[str, list[Any]] = {
-        "new_key": [target.key for target in targets],
-        "new_writer": [target.writer for target in targets],
-        "new_cost_usd": [target.totals.cost_usd for target in targets],
-        **{f"new_{name}": [getattr(target.totals, name) for target in targets] for name in COUNTS},
-    }
-    await connection.execute(_UPDATE, values)
+    if targets:
+        columns: list[list[Any]] = [
+            [target.key for target in targets],
+            [target.writer for target in targets],
+            [target.totals.cost_usd for target in targets],
+            *([getattr(target.totals, name) for target in targets] for name in COUNTS),
+        ]
+        await connection.execute(_UPDATE, columns)
 
 
-def _sum(totals: Totals, more: Totals) -> Totals:
-    return replace(
-        totals,
-        cost_usd=totals.cost_usd + more.cost_usd,
-        longest_tokens=max(totals.longest_tokens, more.longest_tokens),
-        **{name: getattr(totals, name) + getattr(more, name) for name in _SUMS},
+def _sum(totals: Sequence[Totals]) -> Totals:
+    return Totals(
+        cost_usd=sum(one.cost_usd for one in totals),
+        longest_tokens=max(one.longest_tokens for one in totals),
+        **{name: sum(getattr(one, name) for one in totals) for name in _SUMS},
     )
 
 

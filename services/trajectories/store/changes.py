@@ -8,22 +8,29 @@ from contextlib import AsyncExitStack
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.common.db import AWAY
 from services.common.errors import UnavailableError
 
-_CHANNEL: Final = "orchard_trajectories"
-_KEYS_A_NOTICE: Final = 350  # a payload may have 8,000 bytes, and a key up to 20 and a comma
+CHANNEL: Final = "orchard_trajectories"
+KEYS_A_NOTICE: Final = 350  # a payload may have 8,000 bytes, and a key up to 20 and a comma
 _QUIET_SECONDS: Final = 5.0
 _ANSWER_SECONDS: Final = 10.0  # a server that stands still keeps its connections and answers nothing
 
 
-async def announce(connection: AsyncConnection, keys: Sequence[int]) -> None:
-    """Tell of changes once the transaction is committed."""
-    for start in range(0, len(keys), _KEYS_A_NOTICE):
-        payload = ",".join(map(str, keys[start : start + _KEYS_A_NOTICE]))
-        await connection.execute(sa.select(sa.func.pg_notify(_CHANNEL, payload)))
+NOTIFY: Final = f"SELECT pg_notify('{CHANNEL}', %s)"
+"""Tells of changes, for the driver itself, once the transaction is committed; takes one of `payloads`."""
+
+
+def payloads(keys: Sequence[int]) -> list[str]:
+    """What notices say of changed trajectories."""
+    return [",".join(map(str, keys[start : start + KEYS_A_NOTICE])) for start in range(0, len(keys), KEYS_A_NOTICE)]
+
+
+def announced(key: sa.ColumnElement[int]) -> sa.ColumnElement[Any]:
+    """A column that tells of a change of the row that a statement returns."""
+    return sa.func.pg_notify(CHANNEL, sa.cast(key, sa.Text))
 
 
 async def changes(engine: AsyncEngine, connected: Callable[[], None]) -> AsyncIterator[list[int]]:
@@ -37,7 +44,7 @@ async def changes(engine: AsyncEngine, connected: Callable[[], None]) -> AsyncIt
             async with asyncio.timeout(_ANSWER_SECONDS):
                 connection = await stack.enter_async_context(engine.connect())
                 await connection.execution_options(isolation_level="AUTOCOMMIT")
-                await connection.execute(sa.text(f"LISTEN {_CHANNEL}"))
+                await connection.execute(sa.text(f"LISTEN {CHANNEL}"))
             connected()
             raw: Any = (await connection.get_raw_connection()).driver_connection
             while True:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.trajectories.model import (
@@ -31,7 +32,7 @@ async def trajectories_of(connection: AsyncConnection, rows: Sequence[Row]) -> l
         return []
     rewards = await _newest_rewards(connection, [row["key"] for row in rows])
     tools = await _tools(connection, rows[0]["tenant"], {row["tools_hash"] for row in rows if row["tools_hash"]})
-    return [_trajectory(row, rewards.get(row["key"], ()), tools.get(row["tools_hash"], "")) for row in rows]
+    return [trajectory_of(row, rewards.get(row["key"], ()), tools.get(row["tools_hash"], "")) for row in rows]
 
 
 async def newest_step_values(connection: AsyncConnection, keys: Sequence[int]) -> dict[int, list[StepValue]]:
@@ -39,7 +40,10 @@ async def newest_step_values(connection: AsyncConnection, keys: Sequence[int]) -
     table = STEP_VALUES.c
     order = (table.trajectory_key, table["index"], table.name, table.judge)
     query = (
-        sa.select(STEP_VALUES).distinct(*order).where(table.trajectory_key.in_(keys)).order_by(*order, table.key.desc())
+        sa.select(STEP_VALUES)
+        .ext(distinct_on(*order))
+        .where(table.trajectory_key.in_(keys))
+        .order_by(*order, table.key.desc())
     )
     found: dict[int, list[StepValue]] = defaultdict(list)
     for row in (await connection.execute(query)).mappings():
@@ -70,7 +74,7 @@ def step_value(row: Row) -> StepValue:
 async def _newest_rewards(connection: AsyncConnection, keys: Sequence[int]) -> dict[int, list[tuple[int, Reward]]]:
     table = REWARDS.c
     order = (table.trajectory_key, table.name, table.judge, table.rubric)
-    query = sa.select(REWARDS).distinct(*order).where(table.trajectory_key.in_(keys))
+    query = sa.select(REWARDS).ext(distinct_on(*order)).where(table.trajectory_key.in_(keys))
     found: dict[int, list[tuple[int, Reward]]] = defaultdict(list)
     for row in (await connection.execute(query.order_by(*order, table.key.desc()))).mappings():
         found[row["trajectory_key"]].append((row["key"], reward(row)))
@@ -84,7 +88,8 @@ async def _tools(connection: AsyncConnection, tenant: str, hashes: set[str]) -> 
     return {row[0]: row[1] for row in await connection.execute(query)}
 
 
-def _trajectory(row: Row, rewards: Sequence[tuple[int, Reward]], tools_json: str) -> Trajectory:
+def trajectory_of(row: Row, rewards: Sequence[tuple[int, Reward]], tools_json: str) -> Trajectory:
+    """The whole value of a row of TRAJECTORIES; each reward with its key."""
     outcomes = [(key, found) for key, found in rewards if found.name == OUTCOME]
     return Trajectory(
         key=row["key"],

@@ -13,10 +13,11 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.common.db import Database
+from services.common.errors import UnavailableError
 from services.trajectories.model import TEXT_FIELDS, Description, Filter, Order, Status, StepValue, Trajectory
 from services.trajectories.store import filters
-from services.trajectories.store.changes import announce
-from services.trajectories.store.rows import Row, newest_step_values, trajectories_of
+from services.trajectories.store.changes import announced
+from services.trajectories.store.rows import Row, newest_step_values, trajectories_of, trajectory_of
 from services.trajectories.store.tables import (
     ANNOTATIONS,
     BLOB_REFERENCES,
@@ -94,12 +95,15 @@ class TrajectoryStore:
             if tools_hash:
                 row = {"tenant": tenant, "hash": tools_hash, "body": description.tools_json}
                 await connection.execute(insert(TOOLS).values(row).on_conflict_do_nothing())
-            await connection.execute(insert(TRAJECTORIES).values(values).on_conflict_do_nothing())
-            found = await _one(connection, tenant, description.trajectory_id)
-            if found is None:
-                raise RuntimeError("a trajectory vanished within the transaction that made it")
-            query = sa.select(_T.description_hash).where(_T.key == found.key)
-            return found, (await connection.execute(query)).scalar_one() == description_hash
+            made = insert(TRAJECTORIES).values(values).on_conflict_do_nothing().returning(TRAJECTORIES)
+            row = (await connection.execute(made)).mappings().first()
+            if row is not None:
+                return trajectory_of(row, (), description.tools_json), True
+            rows = (await connection.execute(_named(tenant, description.trajectory_id))).mappings().all()
+            if not rows:
+                raise UnavailableError("the trajectory of this id was just deleted; retry", reason="TRAJECTORY_DELETED")
+            (found,) = await trajectories_of(connection, rows)
+            return found, rows[0]["description_hash"] == description_hash
 
     async def get(self, tenant: str, trajectory_id: str) -> Trajectory | None:
         """One trajectory."""
@@ -126,11 +130,11 @@ class TrajectoryStore:
             change = change.where(_T.steps == expected_steps)
         change = change.values(status=status, status_message=message, seal_time=now)
         async with self._database.transaction() as connection:
-            sealed = (await connection.execute(change)).rowcount == 1
-            found = await _one(connection, tenant, trajectory_id)
-            if sealed and found is not None:
-                await announce(connection, [found.key])
-            return found, sealed
+            rows = (await connection.execute(change.returning(TRAJECTORIES, announced(_T.key)))).mappings().all()
+            if not rows:
+                return await _one(connection, tenant, trajectory_id), False
+            (sealed,) = await trajectories_of(connection, rows)
+            return sealed, True
 
     async def page(
         self,
@@ -215,9 +219,12 @@ class TrajectoryStore:
         return Deleted(len(rows), int(total) - len(rows), sum(row[2] for row in rows), int(skipped))
 
 
+def _named(tenant: str, trajectory_id: str) -> sa.Select[Any]:
+    return sa.select(TRAJECTORIES).where(_T.tenant == tenant, _T.trajectory_id == trajectory_id)
+
+
 async def _one(connection: AsyncConnection, tenant: str, trajectory_id: str) -> Trajectory | None:
-    query = sa.select(TRAJECTORIES).where(_T.tenant == tenant, _T.trajectory_id == trajectory_id)
-    rows = (await connection.execute(query)).mappings().all()
+    rows = (await connection.execute(_named(tenant, trajectory_id))).mappings().all()
     found = await trajectories_of(connection, rows)
     return found[0] if found else None
 

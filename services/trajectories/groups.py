@@ -6,9 +6,10 @@ trainer and service may be restarted at any moment.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 from orchard.rewards.balanced_rollout import BalancedRollout, Outcome, RolloutPlan
@@ -18,9 +19,10 @@ from orchard.rewards.groups import dynamic_sampling, grpo_advantages
 from orchard.rewards.scores import Excluded, Score, Scored
 
 from services.common.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from services.trajectories.store.groups import Closed, Group, GroupStore, LockedGroup, Member, NewGroup, Sample
+from services.trajectories.store.groups import Claim, Closed, Group, GroupStore, LockedGroup, Member, NewGroup, Sample
 
-_LEASE_SECONDS: Final = 3600.0
+LEASE_SECONDS: Final = 3600.0
+"""Of a claim that names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +57,24 @@ class Groups:
             )
         return found, await self._store.unclaimed(found.key, self._clock())
 
-    async def claim(
-        self, tenant: str, group_id: str, count: int, worker: str, lease_seconds: float
-    ) -> Sequence[tuple[Group, int]]:
-        """Hand samples to a worker for a time, oldest group first."""
-        if group_id:
-            await self.get(tenant, group_id)
-        now = self._clock()
-        until = now + timedelta(seconds=lease_seconds or _LEASE_SECONDS)
-        return await self._store.claim(tenant, group_id, count, worker, now, until)
+    async def claim(self, tenant: str, claim: Claim) -> Sequence[tuple[Group, int]]:
+        """Hand samples to a worker for a time, oldest group first. A repeat gets the first answer.
+
+        Raises:
+            NotFoundError: there is no such group.
+            AlreadyExistsError: the request id stands for another claim.
+        """
+        if claim.group_id:
+            await self.get(tenant, claim.group_id)
+        content_hash = hashlib.sha256(repr(claim).encode()).hexdigest() if claim.request_id else ""
+        found = await self._store.claim(tenant, claim, content_hash, self._clock())
+        if found is None:
+            raise AlreadyExistsError(
+                f"request id {claim.request_id!r} was used for another claim; choose another",
+                reason="CLAIM_EXISTS",
+                request_id=claim.request_id,
+            )
+        return found
 
     async def report(self, tenant: str, group_id: str, sample: Sample) -> Next:
         """A sample ended; see GroupService.ReportSample. A repeat gets the first answer."""

@@ -12,9 +12,9 @@ from orchard.trajectory.v1 import group_service_pb2_grpc, trajectory_pb2
 from services.common.auth import principal
 from services.common.pages import decode_token, encode_token
 from services.common.validation import DAY_SECONDS, Fields, seconds_of
-from services.trajectories.groups import Groups, plan_of
+from services.trajectories.groups import LEASE_SECONDS, Groups, plan_of
 from services.trajectories.servicer_values import check_id, timestamp
-from services.trajectories.store.groups import TASK_FIELDS, Group, Member, NewGroup, Sample
+from services.trajectories.store.groups import TASK_FIELDS, Claim, Group, Member, NewGroup, Sample
 
 _OUTCOMES: Final = {
     pb.SAMPLE_OUTCOME_POSITIVE: Outcome.POSITIVE,
@@ -44,10 +44,11 @@ class GroupServicer(group_service_pb2_grpc.GroupServiceServicer):
         fields.text("worker", request.worker, maximum=128)
         if request.HasField("lease"):
             fields.duration("lease", request.lease, minimum=1, maximum=7 * DAY_SECONDS)
+        fields.token_id("request_id", request.request_id, optional=True)
         fields.done()
-        claimed = await self._groups.claim(
-            principal().tenant, request.group_id, request.count or 1, request.worker, seconds_of(request.lease)
-        )
+        lease_seconds = seconds_of(request.lease) or LEASE_SECONDS
+        claim = Claim(request.group_id, request.count or 1, request.worker, lease_seconds, request.request_id)
+        claimed = await self._groups.claim(principal().tenant, claim)
         return pb.ClaimSamplesResponse(
             samples=[
                 pb.ClaimedSample(group_id=group.group_id, index=index, task=trajectory_pb2.Task(**group.task))

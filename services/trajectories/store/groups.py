@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -54,6 +54,25 @@ class NewGroup:
     task: dict[str, str]
     plan: RolloutPlan
     need_positive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A worker's wish for samples.
+
+    Attributes:
+        group_id: of which group; empty: of any open one.
+        count: at most so many.
+        worker: who asks.
+        lease_seconds: how long it may take.
+        request_id: names the claim; empty: it cannot be repeated.
+    """
+
+    group_id: str
+    count: int
+    worker: str
+    lease_seconds: float
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,27 +211,29 @@ class GroupStore:
         async with self._database.transaction() as connection:
             return [row[0] for row in await connection.execute(query)]
 
-    async def claim(  # noqa: PLR0917 (one statement's values)
-        self, tenant: str, group_id: str, count: int, worker: str, now: datetime, until: datetime
-    ) -> list[tuple[Group, int]]:
-        """Give free samples of open groups, oldest first, to a worker until a time."""
-        where = [_G.tenant == tenant, sa.not_(_G.closed), _free(now)]
-        if group_id:
-            where.append(_G.group_id == group_id)
-        free = (
-            sa.select(_S.group_key, _S["index"])
-            .join(GROUPS, _G.key == _S.group_key)
-            .where(*where)
-            .order_by(_S.group_key, _S["index"])
-            .limit(count)
-            .with_for_update(of=SAMPLES, skip_locked=True)
-        )
+    async def claim(
+        self, tenant: str, claim: Claim, content_hash: str, now: datetime
+    ) -> list[tuple[Group, int]] | None:
+        """Give free samples of open groups, oldest first, to a worker, or find those that a repeat was given; None: the
+        request id stands for another claim.
+        """
         async with self._database.transaction() as connection:
-            rows = [(row[0], row[1]) for row in await connection.execute(free)]
+            rows: list[tuple[int, int]] | None = None
+            if claim.request_id:
+                # A repeat that comes while the first is under way waits for it.
+                lock = sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(f"{tenant}/{claim.request_id}", 0))
+                await connection.execute(sa.select(lock))
+                known = await _claimed(connection, tenant, claim.request_id)
+                if any(row.claim_hash != content_hash for row in known):
+                    return None
+                if known:
+                    rows = [
+                        (row.group_key, row.index) for row in known if row.outcome is None and row.lease_time >= now
+                    ]
+            if rows is None:
+                rows = await _take(connection, tenant, claim, content_hash, now)
             if not rows:
                 return []
-            change = sa.update(SAMPLES).where(sa.tuple_(_S.group_key, _S["index"]).in_(rows))
-            await connection.execute(change.values(worker=worker, lease_time=until))
             query = sa.select(GROUPS).where(_G.key.in_({key for key, _index in rows}))
             groups = {row["key"]: _group(row) for row in (await connection.execute(query)).mappings()}
         return [(groups[key], index) for key, index in rows]
@@ -231,6 +252,41 @@ class GroupStore:
         async with self._database.transaction() as connection:
             found = [_group(row) for row in (await connection.execute(query)).mappings()]
         return found, found[-1].key if len(found) == count else None
+
+
+async def _claimed(connection: AsyncConnection, tenant: str, request_id: str) -> Sequence[Any]:
+    """The samples that a request claimed and nobody after it."""
+    query = (
+        sa.select(_S.group_key, _S["index"], _S.claim_hash, _S.outcome, _S.lease_time)
+        .join(GROUPS, _G.key == _S.group_key)
+        .where(_G.tenant == tenant, _S.claim_id == request_id)
+        .order_by(_S.group_key, _S["index"])
+    )
+    return (await connection.execute(query)).all()
+
+
+async def _take(
+    connection: AsyncConnection, tenant: str, claim: Claim, content_hash: str, now: datetime
+) -> list[tuple[int, int]]:
+    """Claim free samples."""
+    where = [_G.tenant == tenant, sa.not_(_G.closed), _free(now)]
+    if claim.group_id:
+        where.append(_G.group_id == claim.group_id)
+    free = (
+        sa.select(_S.group_key, _S["index"])
+        .join(GROUPS, _G.key == _S.group_key)
+        .where(*where)
+        .order_by(_S.group_key, _S["index"])
+        .limit(claim.count)
+        .with_for_update(of=SAMPLES, skip_locked=True)
+    )
+    rows = [(row[0], row[1]) for row in await connection.execute(free)]
+    if rows:
+        change = sa.update(SAMPLES).where(sa.tuple_(_S.group_key, _S["index"]).in_(rows))
+        until = now + timedelta(seconds=claim.lease_seconds)
+        values = {"worker": claim.worker, "lease_time": until, "claim_id": claim.request_id, "claim_hash": content_hash}
+        await connection.execute(change.values(values))
+    return rows
 
 
 async def _one(connection: AsyncConnection, tenant: str, group_id: str, *, lock: bool = False) -> Group | None:

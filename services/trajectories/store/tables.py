@@ -153,6 +153,8 @@ SAMPLES: Final = sa.Table(
     sa.Column("cause", sa.Integer),
     sa.Column("worker", sa.Text),
     sa.Column("lease_time", _TIME),
+    sa.Column("claim_id", sa.Text),
+    sa.Column("claim_hash", sa.Text),
     sa.Column("outcome", sa.SmallInteger),
     sa.Column("reward", sa.Double),
     sa.Column("reason", sa.Text),

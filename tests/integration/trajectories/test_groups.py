@@ -125,6 +125,56 @@ async def test_each_sample_is_claimed_by_one_worker_until_its_lease_runs_out(gro
             pass
 
 
+async def test_a_claim_whose_answer_was_lost_gets_the_same_samples_again(groups: GroupCalls) -> None:
+    for name in ("a", "b"):
+        await groups.begin(name, stride=4)
+
+    async def claim(request_id: str, calls: GroupCalls = groups, **fields) -> list[tuple[str, int]]:
+        given = {"count": 3, "worker": "w", "request_id": request_id} | fields
+        answer = await calls.ClaimSamples(pb.ClaimSamplesRequest(**given))
+        return [(found.group_id, found.index) for found in answer.samples]
+
+    first = [("a", 0), ("a", 1), ("a", 2)]
+    # Repeats that come together with it, too.
+    assert await asyncio.gather(*(claim("one") for _ in range(5))) == [first] * 5
+    assert await claim("two") == [("a", 3), ("b", 0), ("b", 1)]
+    await groups.report("a", 1, "-")
+    assert await claim("one") == [("a", 0), ("a", 2)]
+    exists = (grpc.StatusCode.ALREADY_EXISTS, "CLAIM_EXISTS")
+    for other in ({"count": 4}, {"worker": "x"}, {"group_id": "b"}, {"lease": {"seconds": 5}}):
+        assert await fails(claim("one", **other)) == exists
+    # Another tenant's claim of this name, and claims without one, are others.
+    theirs = GroupCalls(groups.of("other"))
+    await theirs.begin("a", stride=4)
+    assert await claim("one", theirs) == first
+    assert await claim("") == [("b", 2), ("b", 3)]
+    assert await claim("three") == []
+    await groups.begin("c", stride=4)
+    assert await claim("three") == [("c", 0), ("c", 1), ("c", 2)]
+    for bad in ("a b", "x" * 65):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await claim(bad)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "request_id" in caught.value.details()
+
+
+async def test_a_claim_that_ran_out_is_no_repeat_of_anything(groups: GroupCalls) -> None:
+    await groups.begin("one", stride=4)
+
+    async def claim(request_id: str, seconds: int) -> list[int]:
+        given = {"count": 4, "request_id": request_id, "lease": {"seconds": seconds}}
+        return [found.index for found in (await groups.ClaimSamples(pb.ClaimSamplesRequest(**given))).samples]
+
+    assert await claim("first", 1) == [0, 1, 2, 3]
+    async with asyncio.timeout(60):
+        while not (again := await claim("second", 600)):
+            pass
+    assert again == [0, 1, 2, 3]
+    # The first was handed on: whoever repeats it takes nothing away from its new holder.
+    assert await claim("first", 1) == []
+    assert await claim("second", 600) == again
+
+
 async def test_state_survives_kills_of_the_service(groups: GroupCalls, process: ServiceProcess) -> None:
     await groups.begin("one", stride=4)
     for index, letter in enumerate("----+--"):

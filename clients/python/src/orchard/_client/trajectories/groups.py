@@ -168,7 +168,13 @@ class AsyncGroups:
         return GroupStart(_group(response.group), tuple(response.start))
 
     async def claim(
-        self, group_id: str = "", *, count: int = 1, worker: str = "", lease: Seconds = _LEASE_SECONDS
+        self,
+        group_id: str = "",
+        *,
+        count: int = 1,
+        worker: str = "",
+        lease: Seconds = _LEASE_SECONDS,
+        request_id: str = "",
     ) -> builtins.list[ClaimedSample]:
         """Take samples to make, each for one worker alone. A claim that runs out is handed out again.
 
@@ -177,8 +183,20 @@ class AsyncGroups:
             count: at most so many, 1 to 1,000.
             worker: who asks.
             lease: how long it may take, 1 s to 7 days.
+            request_id: names this claim, so that a program that was restarted gets the same samples while the lease
+                lasts. Default: a new one.
+
+        Raises:
+            NotFound: there is no such group.
+            AlreadyExists: the request id was used for another claim.
         """
-        request = pb.ClaimSamplesRequest(group_id=group_id, count=count, worker=worker, lease=duration("lease", lease))
+        request = pb.ClaimSamplesRequest(
+            group_id=group_id,
+            count=count,
+            worker=worker,
+            lease=duration("lease", lease),
+            request_id=request_id or options.new_claim_id(),
+        )
         response = await self._transport.unary(lambda c: c.group.ClaimSamples, request)
         return [ClaimedSample(one.group_id, one.index, convert.task_of(one.task)) for one in response.samples]
 

@@ -133,6 +133,11 @@ def new_writer() -> str:
     return "w-" + secrets.token_hex(8)
 
 
+def new_claim_id() -> str:
+    """The name of one claim of samples, kept over its retries."""
+    return "c-" + secrets.token_hex(12)
+
+
 def new_annotation_id() -> str:
     """The name of one annotation, kept over its retries."""
     return "a-" + secrets.token_hex(12)

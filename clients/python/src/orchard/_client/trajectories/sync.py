@@ -301,10 +301,18 @@ class Groups:
         return self._portal.run(self._async.create(group_id, task=task, plan=plan))
 
     def claim(
-        self, group_id: str = "", *, count: int = 1, worker: str = "", lease: Seconds = 3600.0
+        self,
+        group_id: str = "",
+        *,
+        count: int = 1,
+        worker: str = "",
+        lease: Seconds = 3600.0,
+        request_id: str = "",
     ) -> builtins.list[ClaimedSample]:
         """Take samples to make, each for one worker alone. See AsyncGroups.claim."""
-        return self._portal.run(self._async.claim(group_id, count=count, worker=worker, lease=lease))
+        return self._portal.run(
+            self._async.claim(group_id, count=count, worker=worker, lease=lease, request_id=request_id)
+        )
 
     def report(
         self,

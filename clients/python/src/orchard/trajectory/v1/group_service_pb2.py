@@ -27,17 +27,17 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from orchard.trajectory.v1 import trajectory_pb2 as orchard_dot_trajectory_dot_v1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)orchard/trajectory/v1/group_service.proto\x12\x15orchard.trajectory.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a&orchard/trajectory/v1/trajectory.proto\"\xb5\x01\n\x0bRolloutPlan\x12\x12\n\ngroup_size\x18\x01 \x01(\x05\x12\x0f\n\x07maximum\x18\x02 \x01(\x05\x12\x0e\n\x06stride\x18\x03 \x01(\x05\x12\x10\n\x03low\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\x04high\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x1a\n\rneed_positive\x18\x06 \x01(\x08H\x02\x88\x01\x01\x12\r\n\x05\x65\x61ger\x18\x07 \x01(\x08\x42\x06\n\x04_lowB\x07\n\x05_highB\x10\n\x0e_need_positive\"\xcc\x03\n\x05Group\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12)\n\x04task\x18\x02 \x01(\x0b\x32\x1b.orchard.trajectory.v1.Task\x12\x30\n\x04plan\x18\x03 \x01(\x0b\x32\".orchard.trajectory.v1.RolloutPlan\x12\x30\n\x05state\x18\x04 \x01(\x0e\x32!.orchard.trajectory.v1.GroupState\x12\x0f\n\x07started\x18\x05 \x01(\x05\x12.\n\x07samples\x18\x06 \x03(\x0b\x32\x1d.orchard.trajectory.v1.Sample\x12.\n\x07members\x18\x07 \x03(\x0b\x32\x1d.orchard.trajectory.v1.Member\x12\r\n\x05short\x18\x08 \x01(\x08\x12\x10\n\x08\x66\x61llback\x18\t \x01(\x08\x12/\n\x07verdict\x18\n \x01(\x0b\x32\x1e.orchard.trajectory.v1.Verdict\x12/\n\x0b\x63reate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nclose_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x95\x01\n\x06Sample\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x15\n\rtrajectory_id\x18\x02 \x01(\t\x12\x35\n\x07outcome\x18\x03 \x01(\x0e\x32$.orchard.trajectory.v1.SampleOutcome\x12\x13\n\x06reward\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x05 \x01(\tB\t\n\x07_reward\"]\n\x06Member\x12-\n\x06sample\x18\x01 \x01(\x0b\x32\x1d.orchard.trajectory.v1.Sample\x12\x11\n\tadvantage\x18\x02 \x01(\x01\x12\x11\n\ttrainable\x18\x03 \x01(\x08\"\'\n\x07Verdict\x12\x0c\n\x04keep\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x83\x01\n\x12\x43reateGroupRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12)\n\x04task\x18\x02 \x01(\x0b\x32\x1b.orchard.trajectory.v1.Task\x12\x30\n\x04plan\x18\x03 \x01(\x0b\x32\".orchard.trajectory.v1.RolloutPlan\"Q\n\x13\x43reateGroupResponse\x12+\n\x05group\x18\x01 \x01(\x0b\x32\x1c.orchard.trajectory.v1.Group\x12\r\n\x05start\x18\x02 \x03(\x05\"p\n\x13\x43laimSamplesRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x05\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12(\n\x05lease\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"M\n\x14\x43laimSamplesResponse\x12\x35\n\x07samples\x18\x01 \x03(\x0b\x32$.orchard.trajectory.v1.ClaimedSample\"[\n\rClaimedSample\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x05\x12)\n\x04task\x18\x03 \x01(\x0b\x32\x1b.orchard.trajectory.v1.Task\"V\n\x13ReportSampleRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12-\n\x06sample\x18\x02 \x01(\x0b\x32\x1d.orchard.trajectory.v1.Sample\"b\n\x14ReportSampleResponse\x12\r\n\x05start\x18\x01 \x03(\x05\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x03(\x05\x12+\n\x05group\x18\x03 \x01(\x0b\x32\x1c.orchard.trajectory.v1.Group\"#\n\x0fGetGroupRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\"?\n\x10GetGroupResponse\x12+\n\x05group\x18\x01 \x01(\x0b\x32\x1c.orchard.trajectory.v1.Group\"~\n\x11ListGroupsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x30\n\x05state\x18\x03 \x01(\x0e\x32!.orchard.trajectory.v1.GroupState\x12\x10\n\x08\x64\x61tasets\x18\x04 \x03(\t\"[\n\x12ListGroupsResponse\x12,\n\x06groups\x18\x01 \x03(\x0b\x32\x1c.orchard.trajectory.v1.Group\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*W\n\nGroupState\x12\x1b\n\x17GROUP_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10GROUP_STATE_OPEN\x10\x01\x12\x16\n\x12GROUP_STATE_CLOSED\x10\x02*\x86\x01\n\rSampleOutcome\x12\x1e\n\x1aSAMPLE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1b\n\x17SAMPLE_OUTCOME_POSITIVE\x10\x01\x12\x1b\n\x17SAMPLE_OUTCOME_NEGATIVE\x10\x02\x12\x1b\n\x17SAMPLE_OUTCOME_UNSCORED\x10\x03\x32\x86\x04\n\x0cGroupService\x12\x64\n\x0b\x43reateGroup\x12).orchard.trajectory.v1.CreateGroupRequest\x1a*.orchard.trajectory.v1.CreateGroupResponse\x12g\n\x0c\x43laimSamples\x12*.orchard.trajectory.v1.ClaimSamplesRequest\x1a+.orchard.trajectory.v1.ClaimSamplesResponse\x12g\n\x0cReportSample\x12*.orchard.trajectory.v1.ReportSampleRequest\x1a+.orchard.trajectory.v1.ReportSampleResponse\x12[\n\x08GetGroup\x12&.orchard.trajectory.v1.GetGroupRequest\x1a\'.orchard.trajectory.v1.GetGroupResponse\x12\x61\n\nListGroups\x12(.orchard.trajectory.v1.ListGroupsRequest\x1a).orchard.trajectory.v1.ListGroupsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)orchard/trajectory/v1/group_service.proto\x12\x15orchard.trajectory.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a&orchard/trajectory/v1/trajectory.proto\"\xb5\x01\n\x0bRolloutPlan\x12\x12\n\ngroup_size\x18\x01 \x01(\x05\x12\x0f\n\x07maximum\x18\x02 \x01(\x05\x12\x0e\n\x06stride\x18\x03 \x01(\x05\x12\x10\n\x03low\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\x04high\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x1a\n\rneed_positive\x18\x06 \x01(\x08H\x02\x88\x01\x01\x12\r\n\x05\x65\x61ger\x18\x07 \x01(\x08\x42\x06\n\x04_lowB\x07\n\x05_highB\x10\n\x0e_need_positive\"\xcc\x03\n\x05Group\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12)\n\x04task\x18\x02 \x01(\x0b\x32\x1b.orchard.trajectory.v1.Task\x12\x30\n\x04plan\x18\x03 \x01(\x0b\x32\".orchard.trajectory.v1.RolloutPlan\x12\x30\n\x05state\x18\x04 \x01(\x0e\x32!.orchard.trajectory.v1.GroupState\x12\x0f\n\x07started\x18\x05 \x01(\x05\x12.\n\x07samples\x18\x06 \x03(\x0b\x32\x1d.orchard.trajectory.v1.Sample\x12.\n\x07members\x18\x07 \x03(\x0b\x32\x1d.orchard.trajectory.v1.Member\x12\r\n\x05short\x18\x08 \x01(\x08\x12\x10\n\x08\x66\x61llback\x18\t \x01(\x08\x12/\n\x07verdict\x18\n \x01(\x0b\x32\x1e.orchard.trajectory.v1.Verdict\x12/\n\x0b\x63reate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nclose_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x95\x01\n\x06Sample\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x15\n\rtrajectory_id\x18\x02 \x01(\t\x12\x35\n\x07outcome\x18\x03 \x01(\x0e\x32$.orchard.trajectory.v1.SampleOutcome\x12\x13\n\x06reward\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x05 \x01(\tB\t\n\x07_reward\"]\n\x06Member\x12-\n\x06sample\x18\x01 \x01(\x0b\x32\x1d.orchard.trajectory.v1.Sample\x12\x11\n\tadvantage\x18\x02 \x01(\x01\x12\x11\n\ttrainable\x18\x03 \x01(\x08\"\'\n\x07Verdict\x12\x0c\n\x04keep\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x83\x01\n\x12\x43reateGroupRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12)\n\x04task\x18\x02 \x01(\x0b\x32\x1b.orchard.trajectory.v1.Task\x12\x30\n\x04plan\x18\x03 \x01(\x0b\x32\".orchard.trajectory.v1.RolloutPlan\"Q\n\x13\x43reateGroupResponse\x12+\n\x05group\x18\x01 \x01(\x0b\x32\x1c.orchard.trajectory.v1.Group\x12\r\n\x05start\x18\x02 \x03(\x05\"\x84\x01\n\x13\x43laimSamplesRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x05\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12(\n\x05lease\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"M\n\x14\x43laimSamplesResponse\x12\x35\n\x07samples\x18\x01 \x03(\x0b\x32$.orchard.trajectory.v1.ClaimedSample\"[\n\rClaimedSample\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x05\x12)\n\x04task\x18\x03 \x01(\x0b\x32\x1b.orchard.trajectory.v1.Task\"V\n\x13ReportSampleRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12-\n\x06sample\x18\x02 \x01(\x0b\x32\x1d.orchard.trajectory.v1.Sample\"b\n\x14ReportSampleResponse\x12\r\n\x05start\x18\x01 \x03(\x05\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x03(\x05\x12+\n\x05group\x18\x03 \x01(\x0b\x32\x1c.orchard.trajectory.v1.Group\"#\n\x0fGetGroupRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\"?\n\x10GetGroupResponse\x12+\n\x05group\x18\x01 \x01(\x0b\x32\x1c.orchard.trajectory.v1.Group\"~\n\x11ListGroupsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x30\n\x05state\x18\x03 \x01(\x0e\x32!.orchard.trajectory.v1.GroupState\x12\x10\n\x08\x64\x61tasets\x18\x04 \x03(\t\"[\n\x12ListGroupsResponse\x12,\n\x06groups\x18\x01 \x03(\x0b\x32\x1c.orchard.trajectory.v1.Group\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*W\n\nGroupState\x12\x1b\n\x17GROUP_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10GROUP_STATE_OPEN\x10\x01\x12\x16\n\x12GROUP_STATE_CLOSED\x10\x02*\x86\x01\n\rSampleOutcome\x12\x1e\n\x1aSAMPLE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1b\n\x17SAMPLE_OUTCOME_POSITIVE\x10\x01\x12\x1b\n\x17SAMPLE_OUTCOME_NEGATIVE\x10\x02\x12\x1b\n\x17SAMPLE_OUTCOME_UNSCORED\x10\x03\x32\x86\x04\n\x0cGroupService\x12\x64\n\x0b\x43reateGroup\x12).orchard.trajectory.v1.CreateGroupRequest\x1a*.orchard.trajectory.v1.CreateGroupResponse\x12g\n\x0c\x43laimSamples\x12*.orchard.trajectory.v1.ClaimSamplesRequest\x1a+.orchard.trajectory.v1.ClaimSamplesResponse\x12g\n\x0cReportSample\x12*.orchard.trajectory.v1.ReportSampleRequest\x1a+.orchard.trajectory.v1.ReportSampleResponse\x12[\n\x08GetGroup\x12&.orchard.trajectory.v1.GetGroupRequest\x1a\'.orchard.trajectory.v1.GetGroupResponse\x12\x61\n\nListGroups\x12(.orchard.trajectory.v1.ListGroupsRequest\x1a).orchard.trajectory.v1.ListGroupsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'orchard.trajectory.v1.group_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GROUPSTATE']._serialized_start=2122
-  _globals['_GROUPSTATE']._serialized_end=2209
-  _globals['_SAMPLEOUTCOME']._serialized_start=2212
-  _globals['_SAMPLEOUTCOME']._serialized_end=2346
+  _globals['_GROUPSTATE']._serialized_start=2143
+  _globals['_GROUPSTATE']._serialized_end=2230
+  _globals['_SAMPLEOUTCOME']._serialized_start=2233
+  _globals['_SAMPLEOUTCOME']._serialized_end=2367
   _globals['_ROLLOUTPLAN']._serialized_start=174
   _globals['_ROLLOUTPLAN']._serialized_end=355
   _globals['_GROUP']._serialized_start=358
@@ -52,24 +52,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CREATEGROUPREQUEST']._serialized_end=1240
   _globals['_CREATEGROUPRESPONSE']._serialized_start=1242
   _globals['_CREATEGROUPRESPONSE']._serialized_end=1323
-  _globals['_CLAIMSAMPLESREQUEST']._serialized_start=1325
-  _globals['_CLAIMSAMPLESREQUEST']._serialized_end=1437
-  _globals['_CLAIMSAMPLESRESPONSE']._serialized_start=1439
-  _globals['_CLAIMSAMPLESRESPONSE']._serialized_end=1516
-  _globals['_CLAIMEDSAMPLE']._serialized_start=1518
-  _globals['_CLAIMEDSAMPLE']._serialized_end=1609
-  _globals['_REPORTSAMPLEREQUEST']._serialized_start=1611
-  _globals['_REPORTSAMPLEREQUEST']._serialized_end=1697
-  _globals['_REPORTSAMPLERESPONSE']._serialized_start=1699
-  _globals['_REPORTSAMPLERESPONSE']._serialized_end=1797
-  _globals['_GETGROUPREQUEST']._serialized_start=1799
-  _globals['_GETGROUPREQUEST']._serialized_end=1834
-  _globals['_GETGROUPRESPONSE']._serialized_start=1836
-  _globals['_GETGROUPRESPONSE']._serialized_end=1899
-  _globals['_LISTGROUPSREQUEST']._serialized_start=1901
-  _globals['_LISTGROUPSREQUEST']._serialized_end=2027
-  _globals['_LISTGROUPSRESPONSE']._serialized_start=2029
-  _globals['_LISTGROUPSRESPONSE']._serialized_end=2120
-  _globals['_GROUPSERVICE']._serialized_start=2349
-  _globals['_GROUPSERVICE']._serialized_end=2867
+  _globals['_CLAIMSAMPLESREQUEST']._serialized_start=1326
+  _globals['_CLAIMSAMPLESREQUEST']._serialized_end=1458
+  _globals['_CLAIMSAMPLESRESPONSE']._serialized_start=1460
+  _globals['_CLAIMSAMPLESRESPONSE']._serialized_end=1537
+  _globals['_CLAIMEDSAMPLE']._serialized_start=1539
+  _globals['_CLAIMEDSAMPLE']._serialized_end=1630
+  _globals['_REPORTSAMPLEREQUEST']._serialized_start=1632
+  _globals['_REPORTSAMPLEREQUEST']._serialized_end=1718
+  _globals['_REPORTSAMPLERESPONSE']._serialized_start=1720
+  _globals['_REPORTSAMPLERESPONSE']._serialized_end=1818
+  _globals['_GETGROUPREQUEST']._serialized_start=1820
+  _globals['_GETGROUPREQUEST']._serialized_end=1855
+  _globals['_GETGROUPRESPONSE']._serialized_start=1857
+  _globals['_GETGROUPRESPONSE']._serialized_end=1920
+  _globals['_LISTGROUPSREQUEST']._serialized_start=1922
+  _globals['_LISTGROUPSREQUEST']._serialized_end=2048
+  _globals['_LISTGROUPSRESPONSE']._serialized_start=2050
+  _globals['_LISTGROUPSRESPONSE']._serialized_end=2141
+  _globals['_GROUPSERVICE']._serialized_start=2370
+  _globals['_GROUPSERVICE']._serialized_end=2888
 # @@protoc_insertion_point(module_scope)

@@ -383,12 +383,17 @@ class ClaimSamplesRequest(_message.Message):
     COUNT_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     """Which group. Empty: any open one, oldest first."""
     count: _builtins.int
     """At most so many, 1 to 1,000. Default 1."""
     worker: _builtins.str
     """Who asks. At most 128 characters."""
+    request_id: _builtins.str
+    """Idempotency key, 1 to 64 of A-Z, a-z, 0-9, '-', '_'. Empty: the call is not idempotent. A claim that got nothing is not
+    remembered: its repeat asks anew.
+    """
     @_builtins.property
     def lease(self) -> _duration_pb2.Duration:
         """How long it may take before it is handed out again. Default 1 h; from 1 s to 7 days."""
@@ -400,10 +405,11 @@ class ClaimSamplesRequest(_message.Message):
         count: _builtins.int = ...,
         worker: _builtins.str = ...,
         lease: _duration_pb2.Duration | None = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "group_id", b"group_id", "lease", b"lease", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "group_id", b"group_id", "lease", b"lease", "request_id", b"request_id", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

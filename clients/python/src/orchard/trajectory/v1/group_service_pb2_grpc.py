@@ -79,7 +79,8 @@ class GroupServiceServicer:
 
     def ClaimSamples(self, request, context):
         """ClaimSamples hands samples that were asked for to a worker, each to one, for a time. A claim that runs out is handed out
-        again. Errors: NOT_FOUND.
+        again. Idempotent by request_id while the claim lasts: a repeat returns those of its samples that have not ended. Errors:
+        NOT_FOUND; ALREADY_EXISTS (CLAIM_EXISTS: the request id was used for another group, count, worker or lease).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -42,7 +42,8 @@ class GroupServiceStub:
     """
     ClaimSamples: _grpc.UnaryUnaryMultiCallable[_group_service_pb2.ClaimSamplesRequest, _group_service_pb2.ClaimSamplesResponse]
     """ClaimSamples hands samples that were asked for to a worker, each to one, for a time. A claim that runs out is handed out
-    again. Errors: NOT_FOUND.
+    again. Idempotent by request_id while the claim lasts: a repeat returns those of its samples that have not ended. Errors:
+    NOT_FOUND; ALREADY_EXISTS (CLAIM_EXISTS: the request id was used for another group, count, worker or lease).
     """
     ReportSample: _grpc.UnaryUnaryMultiCallable[_group_service_pb2.ReportSampleRequest, _group_service_pb2.ReportSampleResponse]
     """ReportSample tells what a sample came to, and learns what to do next. Idempotent by index. Errors: NOT_FOUND;
@@ -67,7 +68,8 @@ class GroupServiceAsyncStub(GroupServiceStub):
     """
     ClaimSamples: _aio.UnaryUnaryMultiCallable[_group_service_pb2.ClaimSamplesRequest, _group_service_pb2.ClaimSamplesResponse]  # type: ignore[assignment]
     """ClaimSamples hands samples that were asked for to a worker, each to one, for a time. A claim that runs out is handed out
-    again. Errors: NOT_FOUND.
+    again. Idempotent by request_id while the claim lasts: a repeat returns those of its samples that have not ended. Errors:
+    NOT_FOUND; ALREADY_EXISTS (CLAIM_EXISTS: the request id was used for another group, count, worker or lease).
     """
     ReportSample: _aio.UnaryUnaryMultiCallable[_group_service_pb2.ReportSampleRequest, _group_service_pb2.ReportSampleResponse]  # type: ignore[assignment]
     """ReportSample tells what a sample came to, and learns what to do next. Idempotent by index. Errors: NOT_FOUND;
@@ -101,7 +103,8 @@ class GroupServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_group_service_pb2.ClaimSamplesResponse, _abc.Awaitable[_group_service_pb2.ClaimSamplesResponse]]:
         """ClaimSamples hands samples that were asked for to a worker, each to one, for a time. A claim that runs out is handed out
-        again. Errors: NOT_FOUND.
+        again. Idempotent by request_id while the claim lasts: a repeat returns those of its samples that have not ended. Errors:
+        NOT_FOUND; ALREADY_EXISTS (CLAIM_EXISTS: the request id was used for another group, count, worker or lease).
         """
 
     @_abc_1.abstractmethod

@@ -19,6 +19,7 @@ from tests.bench.processors import Processors
 from tests.support.platform import PlatformProcess
 
 MEGABYTE: Final = 1_000_000
+_PAUSE_SECONDS: Final = 1.0
 TRUE: Final = ("sh", "-c", "true")
 PAPER_COMMANDS: Final[tuple[tuple[str | tuple[str, ...], bool], ...]] = (
     (("python3", "-V"), False),
@@ -82,17 +83,24 @@ class Bench:
         }
 
     async def create(self) -> Figures:
-        """From create to READY, one at a time."""
-        times = []
-        count = 105 if self.full else 45
+        """From create to READY: one after the other without a pause, and alone, on a platform that had a moment."""
+        await self._creates(5, 0)
+        count = 100 if self.full else 40
         processors = Processors(self.platform)
-        for index in range(count):
+        busy = await self._creates(count, 0)
+        cpu_each = processors.each(count)
+        alone = await self._creates(20, _PAUSE_SECONDS)
+        return {**p50_p99(busy), "alone_p50": percentile(alone, 0.5), "cpu_each": cpu_each}
+
+    async def _creates(self, count: int, pause_seconds: float) -> list[float]:
+        times = []
+        for _ in range(count):
+            await asyncio.sleep(pause_seconds)
             started = time.perf_counter()
             sandbox = await self.client.create()
-            if index >= 5:
-                times.append((time.perf_counter() - started) * 1e3)
+            times.append((time.perf_counter() - started) * 1e3)
             await sandbox.delete()
-        return {**p50_p99(times), "cpu_each": processors.each(count)}
+        return times
 
     async def lifecycle(self) -> list[Figures]:
         """The paper's mix: create, four commands, delete, all sandboxes at once."""

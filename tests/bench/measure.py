@@ -39,9 +39,18 @@ def rss_bytes(pid: int) -> int:
 
 def own_bytes(pid: int) -> int:
     """Memory that a process shares with no other."""
+    return _mapped(pid, "Private_Clean:", "Private_Dirty:")
+
+
+def own_dirty_bytes(pid: int) -> int:
+    """Memory that no process could share: pages of files, which another one may map, are not in it."""
+    return _mapped(pid, "Private_Dirty:")
+
+
+def _mapped(pid: int, *kinds: str) -> int:
     total = 0
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith(("Private_Clean:", "Private_Dirty:")):
+        if line.startswith(kinds):
             total += int(line.split()[1]) << 10
     return total
 

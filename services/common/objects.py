@@ -6,12 +6,13 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import BaseError, NotFoundError
 from obstore.store import from_url
 
 from services.common.errors import UnavailableError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES: Final = 1 << 20
 _SECONDS: Final = 300.0
+# Whoever asks holds what others wait for, and repeats what is UNAVAILABLE: better soon told than long tried.
+_RETRIES: Final[Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 
 
 class ObjectNotFoundError(Exception):
@@ -31,12 +34,14 @@ class ObjectNotFoundError(Exception):
 def _translated(name: str) -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError:
+    except (FileNotFoundError, NotFoundError):
         raise ObjectNotFoundError(name) from None
     except (BaseError, OSError, TimeoutError) as error:
-        raise UnavailableError(
-            f"the object store does not work now ({type(error).__name__}); retry", reason="OBJECT_STORE_UNAVAILABLE"
-        ) from error
+        raise _unavailable(f"does not work now ({type(error).__name__})") from error
+
+
+def _unavailable(why: str) -> UnavailableError:
+    return UnavailableError(f"the object store {why}; retry", reason="OBJECT_STORE_UNAVAILABLE")
 
 
 class ObjectStore:
@@ -52,19 +57,23 @@ class ObjectStore:
         self._folder = Path(unquote(parts.path)) if parts.scheme == "file" else None
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._store: Any = from_url(url)
+        remote: dict[str, Any] = {} if self._folder is not None else {"retry_config": _RETRIES}
+        self._store: Any = from_url(url, **remote)
 
     async def put(self, name: str, body: bytes | IO[bytes]) -> None:
         """Store an object, over one of the same name.
 
         Raises:
-            UnavailableError: the store does not take it now.
+            UnavailableError: the store does not take it now, or is not there itself.
         """
-        with _translated(name):
-            async with asyncio.timeout(_SECONDS):
-                await obstore.put_async(self._store, name, body)
-                if self._folder is not None:
-                    await asyncio.to_thread(_sync, self._folder, name)
+        try:
+            with _translated(name):
+                async with asyncio.timeout(_SECONDS):
+                    await obstore.put_async(self._store, name, body)
+                    if self._folder is not None:
+                        await asyncio.to_thread(_sync, self._folder, name)
+        except ObjectNotFoundError as error:
+            raise _unavailable("has no such bucket or folder") from error
 
     async def exists(self, name: str) -> bool:
         """Whether there is an object of this name."""

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from typing import IO, Final
 
-from services.common.errors import InvalidArgumentError, NotFoundError
-from services.common.objects import ObjectStore
+from services.common.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from services.common.objects import ObjectNotFoundError, ObjectStore
 from services.trajectories.model import BlobReference
 from services.trajectories.store.blobs import BlobIndex
 
@@ -67,14 +67,23 @@ class Bodies:
 
         Raises:
             NotFoundError: there is none.
+            UnavailableError: it is stored, and the object store does not give it.
         """
+        found = await self._find(tenant, sha256)
+        if offset >= found.size:
+            return
+        try:
+            async for chunk in self._objects.chunks(blob_name(tenant, sha256), offset):
+                yield chunk
+        except ObjectNotFoundError:
+            await self._find(tenant, sha256)  # it may just have been removed
+            raise UnavailableError("the body's object is not to be found; retry", reason="OBJECT_LOST") from None
+
+    async def _find(self, tenant: str, sha256: str) -> BlobReference:
         found = await self._index.get(tenant, sha256)
         if found is None:
             raise NotFoundError(f"there is no body {sha256}", reason="BLOB_NOT_FOUND", sha256=sha256)
-        if offset >= found.size:
-            return
-        async for chunk in self._objects.chunks(blob_name(tenant, sha256), offset):
-            yield chunk
+        return found
 
     async def _store(self, tenant: str, blob: BlobReference, body: IO[bytes]) -> None:
         name = blob_name(tenant, blob.sha256)

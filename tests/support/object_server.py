@@ -101,9 +101,11 @@ class _Handler(BaseHTTPRequestHandler):
         wanted = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self._fails():
             return
-        for key in re.findall(rb"<Key>(.*?)</Key>", wanted):
+        keys = re.findall(rb"<Key>(.*?)</Key>", wanted)
+        for key in keys:
             self.server.objects.pop(f"/{BUCKET}/{key.decode()}", None)
-        self._answer(200, b"<DeleteResult></DeleteResult>")
+        deleted = b"".join(b"<Deleted><Key>%s</Key></Deleted>" % key for key in keys)
+        self._answer(200, b"<DeleteResult>%s</DeleteResult>" % deleted)
 
 
 @contextmanager

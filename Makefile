@@ -57,8 +57,9 @@ e2e: setup ## The client against the whole platform, kills included (3 each)
 	$(PYTEST) tests/e2e
 
 .PHONY: chaos
-chaos: setup ## Kill loops at full length: make chaos SEED=7
+chaos: setup payload ## Kill loops at full length, hours of them, on one machine and on a cluster: make chaos SEED=7
 	ORCHARD_CHAOS_SEED=$(SEED) ORCHARD_CHAOS_ROUNDS=20 $(PYTEST) tests/e2e -m chaos --timeout 3600
+	ORCHARD_CHAOS_SEED=$(SEED) ORCHARD_CHAOS_ROUNDS=20 $(PYTEST) tests/cluster/pods -m chaos -s
 
 .PHONY: conformance
 conformance: setup ## The real harnesses and trainers check our files, in 6 GB of environments of their own (tests/conformance)

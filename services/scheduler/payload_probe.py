@@ -18,6 +18,10 @@ _log = get_logger(__name__)
 _TRY_SECONDS: Final = 120.0  # the payload's own pull included
 _LOOK_SECONDS: Final = 0.25
 _LABELS: Final = {"app.kubernetes.io/managed-by": "orchard", "app.kubernetes.io/component": "payload-probe"}
+_SELECTOR: Final = ",".join(f"{key}={value}" for key, value in _LABELS.items())
+# One that a killed scheduler left ends by itself, long after whoever made it would have given up.
+_DEADLINE_SECONDS: Final = 2 * _TRY_SECONDS
+_ENDED: Final = "status.phase!=Pending,status.phase!=Running"
 # A volume that the node cannot mount shows as one of these, for ever; a slow pull does not.
 _HOPELESS: Final = frozenset({"CreateContainerError", "CreateContainerConfigError", "RunContainerError"})
 
@@ -37,13 +41,15 @@ async def find_delivery(
     backoff = Backoff(0.2, 10.0)
     while True:
         try:
-            why = await _try(api, {**probe_spec(image, pull_policy), **placement}, try_seconds)
+            spec = {**probe_spec(image, pull_policy), "activeDeadlineSeconds": int(_DEADLINE_SECONDS), **placement}
+            why = await _try(api, spec, try_seconds)
         except (UnavailableError, ResourceExhaustedError) as error:
             _log.warning("how the payload comes into Pods is not known yet", why=error.message)
             await asyncio.sleep(backoff.next())
             continue
         delivery = Delivery.COPY if why else Delivery.IMAGE_VOLUME
         _log.info("payload delivery chosen", delivery=delivery.value, why=why)
+        await _remove_leftovers(api)
         return delivery
 
 
@@ -84,6 +90,17 @@ def _verdict(pod: Pod | None) -> str | None:
         if waiting.get("reason") in _HOPELESS:
             return f"{waiting['reason']}: {waiting.get('message', '')}"
     return None
+
+
+async def _remove_leftovers(api: PodApi) -> None:
+    """Remove what schedulers left that were killed while they tried. One that has not read its own yet tries again."""
+    try:
+        found = [(name, uid) async for name, uid, _notes in api.annotations(_SELECTOR, _ENDED)]
+    except OrchardError as error:
+        _log.warning("probe Pods of earlier schedulers may be left", why=error.message)
+        return
+    for name, uid in found:
+        await _remove(api, name, uid)
 
 
 async def _remove(api: PodApi, name: str, uid: str) -> None:

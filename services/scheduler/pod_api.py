@@ -123,9 +123,11 @@ class PodApi:
             raise self._refusal(answer, "read a Pod")
         return answer.pod
 
-    async def annotations(self) -> AsyncIterator[tuple[str, str, Mapping[str, str]]]:
-        """Name, uid and annotations of every sandbox's Pod, page by page."""
-        query = {"labelSelector": pods.SELECTOR, "limit": _PAGE, "continue": ""}
+    async def annotations(
+        self, labels: str = pods.SELECTOR, fields: str = ""
+    ) -> AsyncIterator[tuple[str, str, Mapping[str, str]]]:
+        """Name, uid and annotations of every Pod that both selectors match, page by page; by default of sandboxes."""
+        query = {"labelSelector": labels, "fieldSelector": fields, "limit": _PAGE, "continue": ""}
         while True:
             answer = await self._send("GET", "", _JSON, query=query, accept=_METADATA)
             listed = answer.object

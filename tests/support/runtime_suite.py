@@ -225,7 +225,7 @@ async def test_an_image_that_cannot_be_had_is_told(subject: Subject) -> None:
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
         assert subject.missing_image in str(caught.value.details())
         return
-    created = await subject.wire.create(image=subject.missing_image, pull_timeout=seconds(20))
+    created = await subject.wire.create(image=subject.missing_image, pull_timeout=seconds(5))
     end = await subject.end(created.sandbox_id)
     assert (end.state, end.reason) == (FAILED, sandbox_pb2.SANDBOX_REASON_IMAGE_PULL)
     assert subject.missing_image in end.message

@@ -16,11 +16,11 @@ STOP_SECONDS = 60
 
 
 class ServiceProcess:
-    """`python -m services.<name>`, serving on a Unix socket; its output is in a file."""
+    """`python -m services.<name>`, serving on a Unix socket or where LISTEN says; its output is in a file."""
 
     def __init__(self, module: str, socket: Path, settings: Mapping[str, str]) -> None:
         """`settings` without their prefix ORCHARD_."""
-        self.address = f"unix:{socket}"
+        self.address = settings.get("LISTEN", f"unix:{socket}")
         self.log = socket.with_suffix(".log")
         self._socket = socket
         self._module = module

@@ -87,6 +87,27 @@ async def test_one_that_is_stopped_leaves_nothing(truth: Truth, api: PodApi) -> 
     assert (await truth.call("GET"))["items"] == []
 
 
+async def test_what_a_killed_scheduler_left_goes_once_it_has_ended(truth: Truth, api: PodApi) -> None:
+    left, living = "payload-probe-left", "payload-probe-living"
+    labels = {"app.kubernetes.io/managed-by": "orchard", "app.kubernetes.io/component": "payload-probe"}
+    for name in (left, living):
+        await truth.create(name)
+        await truth.call("PATCH", f"/{name}", {"metadata": {"labels": labels}})
+    await truth.create("sandbox")
+    await truth.status("sandbox", phase="Succeeded")
+    await truth.status(left, phase="Succeeded")
+    finding = asyncio.ensure_future(find_delivery(api, "p:1", "Never", {}))
+    known = {left, living, "sandbox"}
+    async with asyncio.timeout(BACKSTOP):
+        while not (made := [pod for pod in (await truth.call("GET"))["items"] if pod["metadata"]["name"] not in known]):
+            await asyncio.sleep(0.02)
+    # One that nobody waits for ends by itself, and the next scheduler's start finds it.
+    assert made[0]["spec"]["activeDeadlineSeconds"] == 240
+    await truth.status(made[0]["metadata"]["name"], phase="Succeeded")
+    await asyncio.wait_for(finding, BACKSTOP)
+    assert {pod["metadata"]["name"] for pod in (await truth.call("GET"))["items"]} == {living, "sandbox"}
+
+
 async def test_a_cluster_without_image_volumes(truth: Truth, api: PodApi) -> None:
     """It refuses what it does not know, and says so at once."""
     placement = {"noSuchField": True}  # as `image` of a volume is to an older API server

@@ -83,5 +83,9 @@ remove_files() {
   # Sockets of shims that were killed, in a folder that another containerd may have made before us.
   sed -n 's|.*"address":"unix://\([^"]*\)".*|\1|p' "$D"/containerd-state/io.containerd.runtime.v2.task/*/*/bootstrap.json 2>/dev/null |
     xargs -r rm -f || true
+  # And of those that were being started when containerd was killed, which nothing names: nobody listens there.
+  find /run/containerd/s -type s -newer "$D/made-folders" 2>/dev/null | while read -r file; do
+    grep -qF "$file" /proc/net/unix || rm -f "$file"
+  done
   while read -r folder; do rm -rf --one-file-system "$folder"; done <"$D/made-folders"
 }

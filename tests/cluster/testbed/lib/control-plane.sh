@@ -19,9 +19,10 @@ start_control_plane() {
   wait_for kube-apiserver kubectl get --raw /readyz
   start kube-scheduler kube-scheduler --kubeconfig="$D/scheduler.kubeconfig" --secure-port=0 --leader-elect=false \
     --kube-api-qps=500 --kube-api-burst=1000
-  # With one account for all its controllers it lacks rights, and the taint of a node that is not ready yet never leaves.
+  # With one account for all its controllers it lacks rights, and the taint of a node that is not ready yet never leaves. The grace: it
+  # hears of a node up to a minute after the API server that was away.
   start kube-controller-manager kube-controller-manager --kubeconfig="$D/manager.kubeconfig" --secure-port=0 --leader-elect=false \
-    --use-service-account-credentials=true --service-account-private-key-file="$D/certs/accounts.key" \
+    --use-service-account-credentials=true --node-monitor-grace-period=300s --service-account-private-key-file="$D/certs/accounts.key" \
     --root-ca-file="$D/certs/server.crt" --kube-api-qps=200 --flex-volume-plugin-dir="$D/volume-plugins"
   wait_for kube-controller-manager kubectl get serviceaccount default
 }

@@ -1,0 +1,88 @@
+"""What may be killed on a cluster: no sandbox dies or is left over, no command runs twice, no byte is lost.
+
+A round each by default; `make chaos` makes it twenty, in an order that its seed gives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import secrets
+from collections.abc import AsyncIterator
+
+import orchard
+import pytest
+
+from services.common import pods
+from tests.cluster.pods.faults import CHOSEN, FULL, KINDS, Fault, gateway
+from tests.cluster.pods.load import Command, Load
+from tests.support.pod_platform import TENANT, PodPlatform
+from tests.support.testbed import NAMESPACE
+
+ROUNDS = int(os.environ.get("ORCHARD_CHAOS_ROUNDS", "1"))
+SEED = int(os.environ.get("ORCHARD_CHAOS_SEED", "1"))
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600 if ROUNDS == 1 else 7200, func_only=True)]
+
+
+@pytest.fixture(scope="module")
+def steady() -> dict[str, str]:
+    """Sandboxes that live through every test of this module; their uids, by id."""
+    return {}
+
+
+@pytest.fixture
+async def load(
+    platform: PodPlatform, client: orchard.AsyncSandboxClient, steady: dict[str, str]
+) -> AsyncIterator[Load]:
+    yield Load(platform, client, steady)
+
+
+@pytest.mark.parametrize("fault", CHOSEN)
+async def test_a_fault_under_load(platform: PodPlatform, load: Load, fault: Fault) -> None:
+    rng = random.Random(f"{SEED} {fault.__name__}")
+    for number in range(ROUNDS):
+        await load.begin()
+        async with fault(platform, rng):
+            load.go_on()
+            if fault is not gateway:
+                await load.commands_answer()
+        print(f"{fault.__name__}, round {number + 1}: right after {await load.ends_well():.1f} s")
+
+
+@pytest.mark.skipif(not FULL, reason="make chaos")
+async def test_two_faults_at_once(platform: PodPlatform, load: Load) -> None:
+    rng = random.Random(SEED)
+    for number in range(ROUNDS):
+        faults = [rng.choice(kind) for kind in rng.sample(KINDS, 2)]
+        await load.begin()
+        async with contextlib.AsyncExitStack() as stack:
+            for fault in faults:
+                await stack.enter_async_context(fault(platform, rng))
+            load.go_on()
+        names = " and ".join(fault.__name__ for fault in faults)
+        print(f"{names}, round {number + 1}: right after {await load.ends_well():.1f} s")
+
+
+async def test_a_pod_that_is_deleted_by_hand(platform: PodPlatform, load: Load) -> None:
+    for number in range(ROUNDS):
+        # By turns: the suite of all runtimes has the one without force too.
+        force = ["--force", "--grace-period=0"] if number % 2 == 0 else []
+        await load.begin()
+        victim = await load.create()
+        command = Command(victim)
+        await command.writes()
+        load.go_on()
+        pod = pods.pod_name(TENANT, victim.sandbox_id)
+        platform.testbed.kubectl("-n", NAMESPACE, "delete", "pod", pod, "--wait=false", *force)
+        ended = await victim.wait_ended(120)
+        assert (ended.state, ended.reason) == (orchard.SandboxState.FAILED, "DELETED_EXTERNALLY")
+        # What became of the sandbox is no result of the command.
+        assert isinstance(await command.interrupted(), orchard.SandboxLost)
+        print(f"a Pod deleted by hand, round {number + 1}: right after {await load.ends_well():.1f} s")
+        with pytest.raises(orchard.SandboxLost):
+            await victim.exec(f"echo {secrets.token_hex(2)}")
+
+
+async def test_at_the_end_nothing_is_left(load: Load) -> None:
+    await load.close()

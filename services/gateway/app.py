@@ -15,6 +15,7 @@ from orchard.admin.v1 import (
     version_service_pb2_grpc,
 )
 from orchard.exec.v1 import exec_service_pb2, file_service_pb2
+from orchard.judge.v1 import judge_service_pb2
 from orchard.sandbox.v1 import sandbox_service_pb2
 from orchard.trajectory.v1 import group_service_pb2, trajectory_service_pb2
 
@@ -51,6 +52,7 @@ _EXEC = exec_service_pb2.DESCRIPTOR.services_by_name["ExecService"]
 _FILES = file_service_pb2.DESCRIPTOR.services_by_name["FileService"]
 _TRAJECTORIES = trajectory_service_pb2.DESCRIPTOR.services_by_name["TrajectoryService"]
 _GROUPS = group_service_pb2.DESCRIPTOR.services_by_name["GroupService"]
+_JUDGE = judge_service_pb2.DESCRIPTOR.services_by_name["JudgeService"]
 SERVICE_NAMES = (
     _SANDBOX.full_name,
     _EXEC.full_name,
@@ -63,6 +65,7 @@ SERVICE_NAMES = (
     "orchard.admin.v1.VersionService",
 )
 TRAJECTORY_NAMES = (_TRAJECTORIES.full_name, _GROUPS.full_name)
+JUDGE_NAMES = (_JUDGE.full_name,)
 
 
 @asynccontextmanager
@@ -97,7 +100,9 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
     server = Server(
         interceptor=CallInterceptor(authenticator=keys, telemetry=telemetry, observer=audit),
         health=health,
-        service_names=SERVICE_NAMES + (TRAJECTORY_NAMES if settings.trajectories_address else ()),
+        service_names=SERVICE_NAMES
+        + (TRAJECTORY_NAMES if settings.trajectories_address else ())
+        + (JUDGE_NAMES if settings.judge_address else ()),
     )
     creates = CreateServicer(scheduler, SecretCourier(cache, agents, scheduler, tasks))
     sandboxes = PrincipalProxy(
@@ -119,6 +124,9 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
     trajectories = connect_service(settings.trajectories_address, tls) if settings.trajectories_address else None
     if trajectories is not None:
         proxies.append(PrincipalProxy(trajectories, signer, telemetry, _TRAJECTORIES, _GROUPS))
+    judge = connect_service(settings.judge_address, tls) if settings.judge_address else None
+    if judge is not None:
+        proxies.append(PrincipalProxy(judge, signer, telemetry, _JUDGE))
     server.grpc_server.add_generic_rpc_handlers(tuple(proxies))
 
     def end_streams() -> None:
@@ -153,5 +161,7 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
         await scheduler.close()
         if trajectories is not None:
             await trajectories.close()
+        if judge is not None:
+            await judge.close()
         await images.close()
         await store.close()

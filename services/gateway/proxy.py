@@ -216,6 +216,8 @@ class PrincipalProxy(ServiceProxy):
 
     def handler(self, path: str, method: MethodDescriptor) -> Handler:
         """See ServiceProxy."""
+        if method.client_streaming and method.server_streaming:
+            return grpc.stream_stream_rpc_method_handler(self._stream_stream(path))
         if method.client_streaming:
             return grpc.stream_unary_rpc_method_handler(self._stream_unary(path))
         if method.server_streaming:
@@ -259,6 +261,17 @@ class PrincipalProxy(ServiceProxy):
                 return reply
             finally:
                 call.cancel()
+
+        return serve
+
+    def _stream_stream(self, path: str) -> Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]:
+        open_stream: Any = self._channel.stream_stream(path)
+
+        async def serve(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+            call = open_stream(requests, metadata=self.metadata(), timeout=context.time_remaining())
+            with self._ending(call, context):
+                async for reply in call:
+                    yield reply
 
         return serve
 

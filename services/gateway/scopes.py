@@ -17,6 +17,8 @@ SCOPES: Final = (
     "files",
     "trajectories:read",
     "trajectories:write",
+    "judgements:read",
+    "judgements:write",
     "usage",
     "keys",
     "tenants",
@@ -26,7 +28,17 @@ SCOPES: Final = (
 )
 ROLES: Final[Mapping[str, frozenset[str]]] = {
     "user": frozenset(
-        {"sandboxes:read", "sandboxes:write", "exec", "files", "trajectories:read", "trajectories:write", "usage"}
+        {
+            "sandboxes:read",
+            "sandboxes:write",
+            "exec",
+            "files",
+            "trajectories:read",
+            "trajectories:write",
+            "judgements:read",
+            "judgements:write",
+            "usage",
+        }
     ),
     ADMIN: frozenset(SCOPES),
 }
@@ -44,11 +56,14 @@ _TRAJECTORY_READS: Final = (
     "GetStats",
     "GetBlob",
 )
+_JUDGE: Final = "/orchard.judge.v1.JudgeService/"
+_JUDGE_READS: Final = ("GetVerdict", "GetBatch", "GetAnswer", "ListRubrics", "GetRubric", "Calibrate", "GetUsage")
 _OF_METHODS: Final[Mapping[str, str]] = {
     _SANDBOXES + "GetSandbox": "sandboxes:read",
     _SANDBOXES + "ListSandboxes": "sandboxes:read",
     _SANDBOXES + "WaitSandbox": "sandboxes:read",
     **{_TRAJECTORIES + name: "trajectories:read" for name in _TRAJECTORY_READS},
+    **{_JUDGE + name: "judgements:read" for name in _JUDGE_READS},
     **{_GROUPS + name: "trajectories:read" for name in ("GetGroup", "ListGroups")},
 }
 _OF_SERVICES: Final[Mapping[str, str]] = {
@@ -57,6 +72,7 @@ _OF_SERVICES: Final[Mapping[str, str]] = {
     "/orchard.exec.v1.FileService/": "files",
     _TRAJECTORIES: "trajectories:write",
     _GROUPS: "trajectories:write",
+    _JUDGE: "judgements:write",
     "/orchard.admin.v1.UsageService/": "usage",
     "/orchard.admin.v1.KeyService/": "keys",
     "/orchard.admin.v1.TenantService/": "tenants",

@@ -20,6 +20,9 @@ class GatewaySettings(AgentCallerSettings, DatabaseSettings):
         default="",
         description="gRPC address of the trajectory service. Empty: there is none, its calls are UNIMPLEMENTED.",
     )
+    judge_address: str = Field(
+        default="", description="gRPC address of the judge service. Empty: there is none, its calls are UNIMPLEMENTED."
+    )
     node_address: str = Field(default="", description="gRPC address of the node daemon, where images are imported.")
     runtime: Literal["process", "docker", "kubernetes"] = "process"
     key_refresh_seconds: float = Field(

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-SERVICES: Final = ("gateway", "trajectories")
+SERVICES: Final = ("gateway", "trajectories", "judge")
 """Those with a schema, which has their name."""
 
 

@@ -67,7 +67,7 @@ def test_health_needs_no_key(grpcurl: str, platform: PlatformProcess) -> None:
     }
 
 
-@pytest.mark.parametrize("service", ["scheduler", "watcher", "trajectories", "node"])
+@pytest.mark.parametrize("service", ["scheduler", "watcher", "trajectories", "judge", "node"])
 def test_internal_services_answer_on_their_sockets(grpcurl: str, platform: PlatformProcess, service: str) -> None:
     socket = Path(platform.run, f"{service}.sock")
     listed = subprocess.run(

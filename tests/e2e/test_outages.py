@@ -14,8 +14,9 @@ import pytest
 from google.rpc import error_details_pb2
 from orchard.sandbox.v1 import sandbox_pb2
 
+from services.gateway.app import JUDGE_NAMES, TRAJECTORY_NAMES
 from services.gateway.app import SERVICE_NAMES as GATEWAY_NAMES
-from services.gateway.app import TRAJECTORY_NAMES
+from services.judge.app import SERVICE_NAMES as JUDGE_SERVICE_NAMES
 from services.scheduler.app import SERVICE_NAMES as SCHEDULER_NAMES
 from services.trajectories.app import SERVICE_NAMES as TRAJECTORIES_NAMES
 from services.watcher.app import SERVICE_NAMES as WATCHER_NAMES
@@ -24,7 +25,8 @@ from tests.support.platform import PlatformProcess, running_platform
 from tests.support.wire import Wire, details, reason_of, wire_to
 
 NAMES = {
-    "gateway": (*GATEWAY_NAMES, *TRAJECTORY_NAMES),
+    "gateway": (*GATEWAY_NAMES, *TRAJECTORY_NAMES, *JUDGE_NAMES),
+    "judge": JUDGE_SERVICE_NAMES,
     "trajectories": TRAJECTORIES_NAMES,
     "scheduler": SCHEDULER_NAMES,
     "watcher": WATCHER_NAMES,
@@ -32,7 +34,7 @@ NAMES = {
 }
 # Who cannot do its work without what.
 DEPENDENTS = {
-    "postgres": {"gateway", "trajectories"},
+    "postgres": {"gateway", "judge", "trajectories"},
     "valkey": {"scheduler"},
     "watcher": {"gateway", "scheduler"},
     "node": {"watcher", "gateway", "scheduler"},

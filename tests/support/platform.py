@@ -25,7 +25,7 @@ from services.local.supervisor.directories import mounts_below, run_directory_of
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 100.0
 STOP_SECONDS = 90.0
-SERVICES = ("gateway", "trajectories", "scheduler", "watcher", "node", "valkey", "postgres")
+SERVICES = ("gateway", "judge", "trajectories", "scheduler", "watcher", "node", "valkey", "postgres")
 
 
 @dataclass(frozen=True, slots=True)

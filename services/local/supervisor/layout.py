@@ -17,18 +17,22 @@ from services.local.stores.command import Command
 from services.local.stores.postgres import Postgres, account_of_servers
 from services.local.stores.valkey import Valkey
 from services.local.supervisor.children import Child, StopStep
+from services.local.supervisor.files import write_private
 from services.local.supervisor.health_client import watch_health
 from services.local.supervisor.keys import KeyFiles
 from services.local.supervisor.listen import Listen
 from services.local.supervisor.unit import Report, UnitSpec
 
-STOP_ORDER: Final = ("gateway", "trajectories", "scheduler", "watcher", "node", "valkey", "postgres")
+STOP_ORDER: Final = ("gateway", "judge", "trajectories", "scheduler", "watcher", "node", "valkey", "postgres")
 # A service ends streams and drains calls for 5 s each; the node ends every sandbox.
 _SERVICE_STOP: Final[tuple[StopStep, ...]] = ((signal.SIGTERM, 15.0),)
 _NODE_STOP: Final[tuple[StopStep, ...]] = ((signal.SIGTERM, 30.0),)
 _VALKEY_STOP: Final[tuple[StopStep, ...]] = ((signal.SIGTERM, 10.0),)
 # Fast, then immediate shutdown.
 _POSTGRES_STOP: Final[tuple[StopStep, ...]] = ((signal.SIGINT, 10.0), (signal.SIGQUIT, 5.0))
+
+# A judge that needs no model and no key; it says of itself that its verdicts mean nothing.
+_JUDGES: Final = '[{"name": "scripted", "kind": "scripted"}]\n'
 
 # What speaks to the client of this shell's user, and what this layout decides itself.
 _NOT_INHERITED: Final = frozenset(
@@ -156,6 +160,15 @@ class Layout:
             return public | node | watcher | {"ORCHARD_REDIS_URL": redis}
         if service == "trajectories":
             return public | self.database_settings | {"ORCHARD_OBJECT_STORE_URL": self.object_store_url}
+        if service == "judge":
+            return (
+                public
+                | self.database_settings
+                | {
+                    "ORCHARD_OBJECT_STORE_URL": self.judge_store_url,
+                    "ORCHARD_JUDGES_FILE": str(self.judges_file),
+                }
+            )
         return (
             node
             | watcher
@@ -164,6 +177,7 @@ class Layout:
                 "ORCHARD_SIGNING_KEY_FILE": str(self.keys.signing),
                 "ORCHARD_SCHEDULER_ADDRESS": self.address("scheduler"),
                 "ORCHARD_TRAJECTORIES_ADDRESS": self.address("trajectories"),
+                "ORCHARD_JUDGE_ADDRESS": self.address("judge"),
                 "ORCHARD_HEALTH_LISTEN": self.health_address("gateway") if self.gateway_tls else "",
                 "ORCHARD_RUNTIME": self.runtime,
             }
@@ -179,6 +193,18 @@ class Layout:
     def object_store_url(self) -> str:
         """Where bodies and sealed trajectories go: a folder of the data directory, or a store of the user's own."""
         return self.environment.get("ORCHARD_OBJECT_STORE_URL") or (self.data / "trajectories").as_uri()
+
+    @property
+    def judge_store_url(self) -> str:
+        """Where raw answers of judges and the images that they saw go, apart from what the trajectory service keeps."""
+        own = self.environment.get("ORCHARD_OBJECT_STORE_URL")
+        return f"{own.rstrip('/')}/judge" if own else (self.data / "judge").as_uri()
+
+    @property
+    def judges_file(self) -> Path:
+        """The user's list of judges, or one of the data directory that is made at the first start, to be edited."""
+        own = self.environment.get("ORCHARD_JUDGES_FILE")
+        return Path(own).absolute() if own else self.data / "judges.json"
 
     def service_command(self, service: str, *arguments: str) -> Command:
         """`python -m services.<service>`."""
@@ -208,6 +234,8 @@ class Layout:
     def make_folders(self) -> None:
         """Make the folders that services expect."""
         (self.run / "node").mkdir(mode=0o700, exist_ok=True)
+        if not self.environment.get("ORCHARD_JUDGES_FILE") and not self.judges_file.exists():
+            write_private(self.judges_file, _JUDGES.encode())
 
     def service_unit(self, service: str) -> UnitSpec:
         """A service of ours."""

@@ -232,7 +232,7 @@ class Platform:
             write_private(_stamp_path(postgres), migrations_digest().encode())
 
     def _add_users_of_database(self, layout: Layout) -> None:
-        for name in ("gateway", "trajectories"):
+        for name in ("gateway", "trajectories", "judge"):
             self._add(layout.service_unit(name))
 
     def _add(self, spec: UnitSpec) -> None:

@@ -47,6 +47,8 @@ def test_the_first_start_makes_everything_and_says_so(made: Path) -> None:
         made / "data",
         made / "data" / "keys",
         made / "data" / "trajectories",
+        made / "data" / "judge",
+        made / "data" / "judges.json",
         made / "config" / "profile.json",
     ):
         assert path.stat().st_mode & 0o077 == 0
@@ -226,11 +228,12 @@ async def test_servers_of_the_users_own_are_used(tmp_path: Path) -> None:
         platform = PlatformProcess(tmp_path, environment=own)
         try:
             await asyncio.to_thread(platform.start)
-            assert set(platform.status()) == {"gateway", "trajectories", "scheduler", "watcher", "node"}
+            assert set(platform.status()) == {"gateway", "judge", "trajectories", "scheduler", "watcher", "node"}
             assert {path.name for path in platform.data.iterdir()} & {"postgres", "valkey"} == set()
             with psycopg.connect(postgres.url) as connection:
                 assert connection.execute("SELECT count(*) FROM gateway.api_keys").fetchone() == (1,)
                 assert connection.execute("SELECT count(*) FROM trajectories.trajectories").fetchone() == (0,)
+                assert connection.execute("SELECT count(*) FROM judge.verdicts").fetchone() == (0,)
             assert await asyncio.to_thread(platform.stop) == 0
             # Still there: they are not the platform's.
             await asyncio.wait_for(valkey.wait_ready(), 20)

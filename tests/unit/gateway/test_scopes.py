@@ -14,7 +14,7 @@ START = "/orchard.exec.v1.ExecService/StartExec"
 
 def methods() -> list[str]:
     found = []
-    for name in (*app.SERVICE_NAMES, *app.TRAJECTORY_NAMES):
+    for name in (*app.SERVICE_NAMES, *app.TRAJECTORY_NAMES, *app.JUDGE_NAMES):
         service = descriptor_pool.Default().FindServiceByName(name)
         found += [f"/{name}/{method.name}" for method in service.methods]
     return found
@@ -46,7 +46,7 @@ def test_the_role_user_may_what_is_its_tenants() -> None:
         method.split("/")[1].rpartition(".")[2] for method in methods() if (scopes.scope_of(method) or "") in may
     }
     own = {"SandboxService", "ExecService", "FileService", "UsageService", "TrajectoryService", "GroupService"}
-    assert allowed == own
+    assert allowed == own | {"JudgeService"}
 
 
 @pytest.mark.parametrize(

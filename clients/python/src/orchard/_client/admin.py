@@ -44,7 +44,7 @@ class AsyncKeys:
             roles: bundles of scopes: "user" (what is its tenant's but keys), "admin" (all, for every tenant). Default:
                 "user", or none where `scopes` are given.
             scopes: single scopes: sandboxes:read, sandboxes:write, exec, files, trajectories:read, trajectories:write,
-                usage, keys, tenants, images, audit, debug.
+                judgements:read, judgements:write, usage, keys, tenants, images, audit, debug.
             ttl: how long it works. None: until it is revoked.
 
         Raises:

@@ -16,6 +16,7 @@ from orchard._client import errors
 from orchard._client.admin import AsyncImages, AsyncKeys, get_usage, get_version
 from orchard._client.audit import AuditEntry, list_audit
 from orchard._client.convert import sandbox_info
+from orchard._client.judge.client import AsyncJudge
 from orchard._client.options import (
     KEEP_ALIVE_SECONDS,
     CreateOptions,
@@ -88,6 +89,8 @@ class AsyncSandboxClient:
         """Images of a one-machine platform; needs the role admin."""
         self.trajectories = AsyncTrajectories(self._session.transport)
         """What agents did, with its judgements and groups."""
+        self.judge = AsyncJudge(self._session.transport, self.trajectories)
+        """Verdicts of language models on what agents did."""
 
     @property
     def endpoint(self) -> str:

@@ -21,6 +21,7 @@ from orchard.admin.v1 import (
     version_service_pb2_grpc,
 )
 from orchard.exec.v1 import exec_service_pb2_grpc, file_service_pb2_grpc
+from orchard.judge.v1 import judge_service_pb2_grpc
 from orchard.sandbox.v1 import sandbox_service_pb2_grpc
 from orchard.trajectory.v1 import group_service_pb2_grpc, trajectory_service_pb2_grpc
 
@@ -65,6 +66,7 @@ class Connection:
     version: version_service_pb2_grpc.VersionServiceAsyncStub
     trajectory: trajectory_service_pb2_grpc.TrajectoryServiceAsyncStub
     group: group_service_pb2_grpc.GroupServiceAsyncStub
+    judge: judge_service_pb2_grpc.JudgeServiceAsyncStub
     calls: int = 0
 
     def __enter__(self) -> Self:
@@ -99,6 +101,7 @@ def _connect(profile: Profile, credentials: Credentials | None) -> Connection:
         version=version_service_pb2_grpc.VersionServiceStub(any_channel),
         trajectory=trajectory_service_pb2_grpc.TrajectoryServiceStub(any_channel),
         group=group_service_pb2_grpc.GroupServiceStub(any_channel),
+        judge=judge_service_pb2_grpc.JudgeServiceStub(any_channel),
     )
 
 

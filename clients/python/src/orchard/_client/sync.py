@@ -12,6 +12,7 @@ from orchard._client.audit import AuditEntry
 from orchard._client.cleanup import REGISTRY
 from orchard._client.client import AsyncSandboxClient
 from orchard._client.errors import OrchardError
+from orchard._client.judge.sync import Judge
 from orchard._client.options import KEEP_ALIVE_SECONDS, CreateOptions, with_options
 from orchard._client.portal import Portal
 from orchard._client.sandbox import AsyncSandbox
@@ -59,6 +60,8 @@ class SandboxClient:
         """Images of a one-machine platform; needs the role admin."""
         self.trajectories = Trajectories(self._portal, self._client.trajectories)
         """What agents did, with its judgements and groups."""
+        self.judge = Judge(self._portal, self._client.judge)
+        """Verdicts of language models on what agents did."""
         REGISTRY.add_client(self)
 
     @property

@@ -205,7 +205,7 @@ class Transport:
             OrchardError: the typed error of its status.
         """
         while True:
-            source = _Source(requests())
+            source = Source(requests())
             try:
                 with self._pool.connection() as connection:
                     call = method(connection)(source, timeout=None, metadata=context.metadata)
@@ -284,7 +284,7 @@ class Stream:
         self._call.cancel()
 
 
-class _Source:
+class Source:
     """Feeds a call's requests and keeps the error of the iterator, which gRPC would turn into a bare cancellation."""
 
     def __init__(self, requests: AsyncIterator[Any]) -> None:
@@ -293,7 +293,7 @@ class _Source:
         self._step = asyncio.Lock()
         self.error: BaseException | None = None
 
-    def __aiter__(self) -> _Source:
+    def __aiter__(self) -> Source:
         return self
 
     async def __anext__(self) -> Any:

@@ -31,7 +31,7 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     """Never sent."""
     ROLE_USER: _Role.ValueType  # 1
     """Everything within its tenant but keys and images: sandboxes:read, sandboxes:write, exec, files, trajectories:read, trajectories:write,
-    usage.
+    judgements:read, judgements:write, usage.
     """
     ROLE_ADMIN: _Role.ValueType  # 2
     """Every scope, for every tenant."""
@@ -43,7 +43,7 @@ ROLE_UNSPECIFIED: Role.ValueType  # 0
 """Never sent."""
 ROLE_USER: Role.ValueType  # 1
 """Everything within its tenant but keys and images: sandboxes:read, sandboxes:write, exec, files, trajectories:read, trajectories:write,
-usage.
+judgements:read, judgements:write, usage.
 """
 ROLE_ADMIN: Role.ValueType  # 2
 """Every scope, for every tenant."""

@@ -46,7 +46,7 @@ class CreateKeyRequest(_message.Message):
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Single scopes: sandboxes:read (get, list, wait), sandboxes:write (create, update, delete, heartbeat), exec (commands), files,
-        trajectories:read, trajectories:write, usage, keys, tenants, images, audit, debug (channelz).
+        trajectories:read, trajectories:write, judgements:read, judgements:write, usage, keys, tenants, images, audit, debug (channelz).
         """
 
     def __init__(

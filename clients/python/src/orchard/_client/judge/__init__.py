@@ -1,0 +1,1 @@
+"""Judges: verdicts of language models on what agents did, alone and in batches, with what they rest on and cost."""

@@ -1,0 +1,134 @@
+"""A batch: items go out as the platform takes them, verdicts come back as they are reached, over broken connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
+from contextlib import suppress
+
+from orchard._client.judge import convert
+from orchard._client.judge.types import ItemVerdict, Judgement
+from orchard._client.status import CallFailed
+from orchard._client.transport import Source, Transport
+from orchard.judge.v1 import judge_service_pb2 as pb
+
+Items = Mapping[str, Judgement] | Iterable[tuple[str, Judgement]] | AsyncIterable[tuple[str, Judgement]]
+"""Judgements by item id."""
+
+
+async def run(transport: Transport, start: pb.BatchStart, items: Items) -> AsyncGenerator[ItemVerdict, None]:
+    """Verdicts of a batch, those first that it had."""
+    retry, context = transport.retry(), transport.context()
+    answered = False
+    told: set[str] = set()
+    feed = _Feed(items)
+    try:
+        while True:
+            source = Source(feed.requests(start))
+            try:
+                async with transport.stream(lambda c: c.judge.JudgeBatch, source, context) as stream:
+                    async for response in stream:
+                        if not answered:
+                            # From now on it is an outage that is waited for, and not a wrong address.
+                            answered, retry = True, transport.retry()
+                        retry.succeeded()
+                        if response.HasField("verdict") and response.verdict.item_id not in told:
+                            told.add(response.verdict.item_id)
+                            feed.settle(response.verdict.item_id)
+                            yield convert.item_of(response.verdict)
+            except CallFailed as error:
+                if source.error is not None:
+                    raise source.error from None
+                # Items that come slowly leave the stream silent; the batch goes on with the next one.
+                if error.failure.reason != "STREAM_IDLE":
+                    await transport.pause_or_raise(error, retry, "")
+            except asyncio.CancelledError:
+                if source.error is not None:
+                    raise source.error from None
+                raise
+            else:
+                return
+            finally:
+                feed.end_attempt()
+                await source.close()
+    finally:
+        await feed.close()
+
+
+class _Feed:
+    """Items on their way. Those that have no verdict yet are kept, to be sent again on another connection."""
+
+    def __init__(self, items: Items) -> None:
+        self._unsettled: dict[str, Judgement] = {}
+        self._coming: tuple[str, Judgement] | None = None
+        self._changed = asyncio.Event()
+        self._taken = asyncio.Event()
+        self._ended = False
+        self._error: Exception | None = None
+        self._attempt = 0
+        # Read by a task of its own: a connection that breaks must not end the caller's iterator amid a step.
+        self._reader = asyncio.create_task(self._read(items), name="items of a batch")
+
+    async def requests(self, start: pb.BatchStart) -> AsyncIterator[pb.JudgeBatchRequest]:
+        """The messages of one attempt, until the next one or `end_attempt`."""
+        attempt = self._attempt
+        yield pb.JudgeBatchRequest(start=start)
+        for item_id, judgement in list(self._unsettled.items()):
+            if item_id in self._unsettled:
+                for message in _messages(item_id, judgement):
+                    yield message
+        while attempt == self._attempt:
+            if self._coming is not None:
+                (item_id, judgement), self._coming = self._coming, None
+                self._taken.set()
+                self._unsettled[item_id] = judgement
+                for message in _messages(item_id, judgement):
+                    yield message
+            elif self._error is not None:
+                raise self._error
+            elif self._ended:
+                return
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+
+    def settle(self, item_id: str) -> None:
+        """An item has its verdict."""
+        self._unsettled.pop(item_id, None)
+
+    def end_attempt(self) -> None:
+        """The connection is gone: its requests wait for no more items."""
+        self._attempt += 1
+        self._changed.set()
+
+    async def close(self) -> None:
+        """Read no more."""
+        self._reader.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._reader
+
+    async def _read(self, items: Items) -> None:
+        try:
+            if isinstance(items, AsyncIterable):
+                async for item in items:
+                    await self._give(item)
+            else:
+                for item in items.items() if isinstance(items, Mapping) else items:
+                    await self._give(item)
+        except Exception as error:  # noqa: BLE001 (raised where the requests are made)
+            self._error = error
+        self._ended = True
+        self._changed.set()
+
+    async def _give(self, item: tuple[str, Judgement]) -> None:
+        self._coming = item
+        self._taken.clear()
+        self._changed.set()
+        await self._taken.wait()
+
+
+def _messages(item_id: str, judgement: Judgement) -> Iterable[pb.JudgeBatchRequest]:
+    yield pb.JudgeBatchRequest(item=pb.ItemStart(item_id=item_id, judgement=convert.judgement_message(judgement)))
+    for piece in convert.pieces(judgement):
+        yield pb.JudgeBatchRequest(**piece)
+    yield pb.JudgeBatchRequest(end=pb.ItemEnd())

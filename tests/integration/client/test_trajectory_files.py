@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.json_format import MessageToDict
-from orchard import AlreadyExists, SandboxClient
+from orchard import AlreadyExists, SandboxClient, Task, TrajectorySealed, WriterConflict
 from orchard._cli.main import app
 from orchard.data import Record, codec, read
 from orchard.data.export import export
@@ -110,6 +110,49 @@ def test_another_trajectory_of_the_same_id_is_refused(client: SandboxClient, dat
     other = unique(record("one", repo="x/y"), dataset)
     with pytest.raises(AlreadyExists):
         store(client, other)
+
+
+def opened(made: Record) -> Record:
+    """The same as it was before it ended."""
+    trajectory = pb.Trajectory()
+    trajectory.CopyFrom(made.trajectory)
+    trajectory.status = pb.TRAJECTORY_STATUS_OPEN
+    return Record(trajectory, made.steps)
+
+
+@pytest.mark.parametrize("written", [0, 2])
+@pytest.mark.parametrize("sealed", [False, True])
+def test_an_import_leaves_a_live_recording_alone(
+    client: SandboxClient, dataset: str, written: int, sealed: bool
+) -> None:
+    """Whatever the file says of its end, and however little was recorded so far."""
+    made = unique(record("live", actions=1), dataset)
+    with client.record(trajectory_id=made.id, model="m", task=Task(dataset=dataset)) as live:
+        live.append(*made.steps[:written])
+        for _ in range(2):
+            with pytest.raises(WriterConflict) as caught:
+                store(client, made if sealed else opened(made))
+            assert made.id in caught.value.message
+            assert "--take-over" in caught.value.message
+        live.append(*made.steps[written:3])
+    info = client.trajectories.get(made.id)
+    assert (info.status, info.totals.steps, info.rewards) == ("completed", 3, ())
+
+
+def test_a_recording_is_taken_over_by_who_asks_for_it(
+    client: SandboxClient, shell: Any, dataset: str, tmp_path: Path
+) -> None:
+    made = unique(record("live", actions=1), dataset)
+    live = client.trajectories.create(trajectory_id=made.id, model="m", task=Task(dataset=dataset))
+    live.append(*made.steps[:2])
+    export(RecordSource.of([made]), codec("orchard"), tmp_path / "live.jsonl")
+    environment_free = runner.invoke(app, ["trajectories", "import", "--help"])
+    assert "--take-over" in environment_free.stdout
+    assert shell("import", tmp_path / "live.jsonl", "--take-over")["new"] == 1
+    with pytest.raises(TrajectorySealed):
+        live.append(*made.steps[2:3])
+    (back,) = from_platform(client, dataset)
+    assert len(back.steps) == len(made.steps)
 
 
 def test_an_export_of_the_platform_is_that_of_the_file(client: SandboxClient, dataset: str, tmp_path: Path) -> None:

@@ -275,6 +275,37 @@ def test_what_has_no_group_is_reported(name: str, tmp_path: Path) -> None:
     assert made.rows > 0
 
 
+@dataclass(frozen=True)
+class Moving(Breaking):
+    """A source whose descriptions were read before or after its trajectories came and went."""
+
+    described: tuple[Record, ...] = ()
+
+    def headers(self) -> Iterator[pb.Trajectory]:
+        return (one.trajectory for one in self.described)
+
+
+@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize(
+    ("before", "after", "torn"),
+    [
+        (7, 6, ["g0"]),  # one was deleted
+        (6, 7, ["g0"]),  # one was added
+        (7, 5, ["g0", "g1"]),
+        (7, 0, ["g0", "g1"]),
+        (7, 7, []),
+    ],
+)
+def test_groups_that_do_not_become_whole_are_reported(
+    name: str, before: int, after: int, torn: list[str], tmp_path: Path
+) -> None:
+    everything = some()
+    source = Moving(RecordSource.of(everything[:after]), 100, tuple(everything[:before]))
+    made = export(source, codec(name), tmp_path / "out.jsonl")
+    told = [loss for loss in made.losses if "not all of its attempts came" in loss.why]
+    assert [(loss.what, loss.first, loss.count) for loss in told] == [("record", *torn[:1], len(torn))] * bool(torn)
+
+
 def test_members_of_a_group_need_not_come_together(tmp_path: Path) -> None:
     export(RecordSource.of(some()), codec("grpo"), tmp_path / "out.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]

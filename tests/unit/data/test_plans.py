@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -240,3 +241,64 @@ export: {format: trl-tokens, max_tokens: 6, truncate: left}
         [-100, -100, -100, -100, 110, 111],
         [-100, -100, -100, -100, 120, 121],
     ]
+
+
+class Changing:
+    """A source that is another one from the second reading on."""
+
+    as_of = identity = ""
+
+    def __init__(self, *readings: list[Record]) -> None:
+        self.readings = [RecordSource.of(reading) for reading in readings]
+        self.read = 0
+
+    def at(self, as_of: str) -> Changing:
+        return self
+
+    def records(self, after: str = "") -> Iterator[tuple[Record, str]]:
+        source = self.readings[min(self.read, len(self.readings) - 1)]
+        self.read += 1
+        yield from source.records(after)
+
+    def headers(self) -> Iterator[pb.Trajectory]:
+        return self.readings[-1].headers()
+
+
+def rewarded(made: list[Record], place: int) -> list[Record]:
+    one = made[place]
+    trajectory = pb.Trajectory()
+    trajectory.CopyFrom(one.trajectory)
+    trajectory.rewards.add(name="style", state=pb.REWARD_STATE_SCORED, value=1)
+    return [*made[:place], Record(trajectory, one.steps, one.values, one.bodies), *made[place + 1 :]]
+
+
+def longer(made: list[Record], place: int) -> list[Record]:
+    one = made[place]
+    return [*made[:place], Record(one.trajectory, [*one.steps, one.steps[-1]], one.values), *made[place + 1 :]]
+
+
+@pytest.mark.parametrize("format_name", ["sft", "grpo"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda made: rewarded(made, 1), "'t1' has changed since it was chosen"),
+        (lambda made: longer(made, 2), "'t2' has changed since it was chosen"),
+        (lambda made: made[:-1], "'t3' was chosen, and is not there any more"),
+        (lambda made: [], "'t0' was chosen, and is not there any more"),
+    ],
+)
+def test_what_changes_between_the_choice_and_the_writing_makes_no_dataset(
+    change: Callable[[list[Record]], list[Record]], message: str, format_name: str, tmp_path: Path
+) -> None:
+    made = [record(f"t{n}", score=1.0 if n % 2 else -1.0, group="g") for n in range(4)]
+    text = f"version: 1\nname: n\nsteps:\n  - status: [completed]\nexport:\n  format: {format_name}\n  loss: all\n"
+    chosen_plan, output = load_plan(plan(tmp_path, text)), tmp_path / "out.jsonl"
+    with pytest.raises(DataError, match=message):
+        make_dataset(Changing(made, change(made)), chosen_plan, output)
+    assert not output.exists()
+    assert not list(tmp_path.glob("*.manifest.json"))
+    # The same command, once nothing changes any more, is another choice and says so; begun again it goes through.
+    make_dataset(Changing(change(made) or made), chosen_plan, output, restart=True)
+    # What was not chosen may change.
+    added = record("new", score=1.0, group="g")
+    make_dataset(Changing(made, [*made, added]), chosen_plan, tmp_path / "more.jsonl")

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from orchard._client.trajectories.convert import openai_message, step_of
 from orchard.data import Record, Report, codec
 from orchard.data.codecs.base import ExportOptions, Group, rows_of
+from orchard.data.messages import inline_images, message_of, role_name
 from orchard.data.training.conversations import conversations
+from orchard.data.training.examples import plain_messages
 from orchard.data.training.tokens import token_sequences
 from orchard.trajectory.v1 import trajectory_pb2 as pb
 
@@ -379,3 +382,21 @@ def test_the_outcome_decides_not_the_sign_of_a_shaped_reward() -> None:
     made.trajectory.outcome.CopyFrom(outcome(0.2))
     assert made.resolved is True
     assert record(score=0.0).resolved is False
+
+
+@given(made=records())
+@settings(SLOW)
+def test_a_message_is_the_same_wherever_it_is_made(made: Record) -> None:
+    """In the SDK, in rows that are trained on, and in a line of OpenAI's form, where that has nothing of its own."""
+    for index, step in enumerate(made.steps):
+        own = step.extra_json or any(call.extra_json for call in step.tool_calls)
+        if own or any(part.HasField("blob") for part in step.content):
+            continue
+        texts = [part.text for part in step.content]
+        (row,), images = plain_messages(made, (index,))
+        assert images == []
+        assert row == openai_message(step_of(step), role_name(step.role), "".join(texts))
+        line = message_of(step, made.bodies, inline_images(made.bodies))
+        parts = [{"type": "text", "text": text} for text in texts]
+        assert line == {**row, "content": parts if len(parts) > 1 else texts[0] if texts else None}
+        assert list(line) == list(row)

@@ -129,6 +129,9 @@ def import_trajectories(
     paths: Paths,
     source_format: From = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only read, and say what could not be carried.")] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Also those that somebody is still writing there, in that one's place.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Store trajectories of files on the platform. What is there already is not stored twice: repeat what broke off."""
@@ -146,7 +149,7 @@ def import_trajectories(
 
             with client() as api:
                 for record, _ in source.records():
-                    new += store(api, record).new
+                    new += store(api, record, take_over=take_over).new
                     stored += 1
                     progress(stored, None)
     losses = source.report.losses

@@ -211,12 +211,15 @@ class _Job:
         # Groups are made anew from the beginning; those that were written are passed over.
         records = (record for record, _ in self.source.records())
         first = not self.resumed
-        for group in grouped(self.source.headers(), records, self._alone if first else None):
+        for group in grouped(self.source.headers(), records, self._alone if first else None, self._torn):
             if group.number >= self.resumed:
                 yield group, ""
 
     def _alone(self, record: Record) -> None:
         self.report.left_out(record.id, "it names neither a group nor an instance")
+
+    def _torn(self, key: str) -> None:
+        self.report.left_out(key, "not all of its attempts came: some were added or deleted while they were read")
 
     def finish(self) -> Exported:
         """Give the output its name."""

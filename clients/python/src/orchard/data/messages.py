@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from orchard._client.trajectories.convert import openai_call, openai_message
 from orchard.data.errors import DataError
 from orchard.data.nodes import Node, compact, parse_object
 from orchard.data.record import blob_of, body_of
@@ -158,18 +159,11 @@ def message_of(step: pb.Step, bodies: Mapping[str, bytes], image: Image) -> dict
     """The message of a step, with everything that `step_of` read."""
     kept = parse_object(step.extra_json)
     extra = dict(kept.get("openai", {}))
-    message: dict[str, Any] = {"role": extra.pop("role", role_name(step.role))}
+    role = extra.pop("role", role_name(step.role))
     parts = _parts(step, bodies, image, kept.get("external_parts", {}), extra.pop("part_fields", {}))
-    message["content"] = parts if extra.pop("content_parts", False) else _plain(parts)
-    if step.reasoning:
-        message[extra.pop("reasoning_field", "reasoning_content")] = step.reasoning
-    if step.tool_calls:
-        message["tool_calls"] = [call_of(call) for call in step.tool_calls]
-    if step.tool_call_id:
-        message["tool_call_id"] = step.tool_call_id
-    if step.name:
-        message["name"] = step.name
-    return message | extra
+    content = parts if extra.pop("content_parts", False) else _plain(parts)
+    reasoning_field = extra.pop("reasoning_field", "reasoning_content") if step.reasoning else ""
+    return openai_message(step, role, content, reasoning_field=reasoning_field, call=call_of) | extra
 
 
 def call_of(call: pb.ToolCall) -> dict[str, Any]:
@@ -178,8 +172,9 @@ def call_of(call: pb.ToolCall) -> dict[str, Any]:
     arguments: Any = call.arguments
     if extra.pop("arguments_object", False):
         arguments = parse_json(call.arguments)
-    made = {"id": call.call_id, "type": extra.pop("type", "function")}
-    return made | {"function": {"name": call.name, "arguments": arguments}} | extra
+    made = openai_call(call) | {"type": extra.pop("type", "function")}
+    made["function"]["arguments"] = arguments
+    return made | extra
 
 
 def parse_json(text: str) -> Any:

@@ -10,16 +10,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from orchard._client.errors import NotFound
+from orchard._client.errors import NotFound, TrajectoryNotFound, TrajectorySealed, WriterConflict
 from orchard.data.nodes import compact
 from orchard.data.record import Record, blob_of, body_of
 from orchard.data.sources import hash_of
 from orchard.trajectory.v1 import trajectory_pb2 as pb
 
 if TYPE_CHECKING:
-    from orchard import SandboxClient
+    from orchard import SandboxClient, Trajectory
 
 _APPEND_STEPS: Final = 500
+_WRITER: Final = "import"
+"""Of every import: one that broke off is gone on with, and a recording is nobody's but its own."""
 _TEXT_BYTES: Final = 64 << 10
 """Larger texts are stored apart."""
 _ANNOTATE_VALUES: Final = 10_000
@@ -119,23 +121,27 @@ class Stored:
     new: bool
 
 
-def store(client: SandboxClient, record: Record) -> Stored:
+def store(client: SandboxClient, record: Record, *, take_over: bool = False) -> Stored:
     """Store a trajectory with its bodies, rewards and values. A repeat stores nothing twice and goes on where it was.
 
     One that is open stays open; every other is sealed as it ended.
 
+    Args:
+        client: of the platform.
+        record: the trajectory.
+        take_over: write also where the platform has it open and somebody else is writing it, who is driven out.
+
     Raises:
         AlreadyExists: another trajectory has its id.
+        WriterConflict: the platform has it open, and no import began it.
         InvalidArgument: a value breaks a rule of the platform.
     """
-    from orchard._client.errors import TrajectorySealed
     from orchard._client.trajectories import convert
 
     trajectory = record.trajectory
-    client.trajectories.create(**_options(trajectory))
     new = True
     try:
-        writing = client.trajectories.open(record.id, take_over=True)
+        writing = _open(client, record, take_over)
     except TrajectorySealed:
         new = False
     else:
@@ -148,6 +154,30 @@ def store(client: SandboxClient, record: Record) -> Stored:
             record.id, _STATUSES[trajectory.status], trajectory.status_message, expected_steps=len(record.steps)
         )
     return Stored(record.id, len(record.steps), new)
+
+
+def _open(client: SandboxClient, record: Record, take_over: bool) -> Trajectory:
+    """The trajectory to append to, made unless it is there."""
+    try:
+        begun = client.trajectories.get(record.id)
+    except TrajectoryNotFound:
+        begun = None
+    client.trajectories.create(**_options(record.trajectory))
+    # Where nothing was written yet, whoever began it is not known, and may be about to.
+    if begun is not None and begun.status == "open" and not begun.totals.steps and not take_over:
+        raise _taken(record)
+    try:
+        return client.trajectories.open(record.id, take_over=take_over, writer=_WRITER)
+    except WriterConflict as error:
+        raise _taken(record) from error
+
+
+def _taken(record: Record) -> WriterConflict:
+    return WriterConflict(
+        f"trajectory {record.id!r} is open on the platform and somebody may be writing it; import it once it is "
+        f"sealed, or take it over (--take-over), which ends that recording",
+        metadata={"trajectory_id": record.id},
+    )
 
 
 def _options(trajectory: pb.Trajectory) -> dict[str, Any]:

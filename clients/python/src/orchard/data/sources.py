@@ -6,12 +6,15 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
+from orchard.data.errors import DataError
 from orchard.data.record import Record
 from orchard.data.registry import read
 from orchard.data.report import Report
 from orchard.trajectory.v1 import trajectory_pb2 as pb
+
+_AGAIN: Final = "choose again with --restart, when nothing changes what is chosen from"
 
 
 class Source(Protocol):
@@ -124,17 +127,17 @@ class RecordSource(_Fixed):
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Some of the trajectories of a source, in its order."""
+    """Some of the trajectories of a source, in its order, as they were when they were chosen."""
 
     source: Source
-    kept: Mapping[str, object]
-    """By id; the values are not looked at."""
+    kept: Mapping[str, str]
+    """The hash of each (see `hash_of`), by id."""
 
     @property
     def identity(self) -> str:
         """That of the source and of the choice."""
         digest = hashlib.sha256(self.source.identity.encode())
-        digest.update("\n".join(sorted(self.kept)).encode())
+        digest.update("".join(f"{name} {kept}\n" for name, kept in sorted(self.kept.items())).encode())
         return digest.hexdigest()
 
     @property
@@ -147,8 +150,22 @@ class Chosen:
         return Chosen(self.source.at(as_of), self.kept)
 
     def records(self, after: str = "") -> Iterator[tuple[Record, str]]:
-        """Those that were chosen."""
-        return ((record, place) for record, place in self.source.records(after) if record.id in self.kept)
+        """Those that were chosen.
+
+        Raises:
+            DataError: one of them says something else than when it was chosen, or is not there any more.
+        """
+        missing = set(self.kept)
+        for record, place in self.source.records(after):
+            if record.id not in self.kept:
+                continue
+            if hash_of(record) != self.kept[record.id]:
+                raise DataError(f"the trajectory {record.id!r} has changed since it was chosen", fix=_AGAIN)
+            missing.discard(record.id)
+            yield record, place
+        # What was read before a place was looked at then.
+        if missing and not after:
+            raise DataError(f"the trajectory {min(missing)!r} was chosen, and is not there any more", fix=_AGAIN)
 
     def headers(self) -> Iterator[pb.Trajectory]:
         """The descriptions of those that were chosen."""

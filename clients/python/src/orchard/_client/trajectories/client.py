@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any, Final, Unpack
 
 from orchard._client.options import with_options
-from orchard._client.trajectories import convert, options, writer
+from orchard._client.trajectories import convert, options
+from orchard._client.trajectories import writer as writing
 from orchard._client.trajectories.bodies import AsyncBodies
 from orchard._client.trajectories.export import ExportedTrajectory, export
 from orchard._client.trajectories.groups import AsyncGroups
@@ -63,19 +64,21 @@ class AsyncTrajectories:
         info = convert.trajectory_of(response.trajectory)
         return AsyncTrajectory(self._transport, info, options.new_writer(), info.totals.steps)
 
-    async def open(self, trajectory_id: str, *, take_over: bool = False) -> AsyncTrajectory:
+    async def open(self, trajectory_id: str, *, take_over: bool = False, writer: str = "") -> AsyncTrajectory:
         """Go on with an open trajectory, behind its last step.
 
         Args:
             trajectory_id: which one.
             take_over: write in the place of whoever has it; that one's next append fails with WriterConflict.
+            writer: who writes, 1 to 64 of A-Z, a-z, 0-9, '-', '_'. A program that was restarted goes on under the name
+                that it had. Default: a new one.
 
         Raises:
             WriterConflict: another writer has it.
             TrajectorySealed, TrajectoryNotFound: as their names say.
         """
-        name = options.new_writer()
-        following = await writer.append(self._transport, trajectory_id, name, (), take_over=take_over)
+        name = writer or options.new_writer()
+        following = await writing.append(self._transport, trajectory_id, name, (), take_over=take_over)
         return AsyncTrajectory(self._transport, await self.get(trajectory_id), name, following)
 
     async def seal(
@@ -99,7 +102,7 @@ class AsyncTrajectories:
             TrajectorySealed: it was sealed with another status.
             FailedPrecondition: it has fewer steps (STEPS_MISSING).
         """
-        return await writer.seal(self._transport, trajectory_id, status, message, expected_steps=expected_steps)
+        return await writing.seal(self._transport, trajectory_id, status, message, expected_steps=expected_steps)
 
     async def get(self, trajectory_id: str) -> TrajectoryInfo:
         """All that is known of a trajectory but its steps.
@@ -128,11 +131,11 @@ class AsyncTrajectories:
         Raises, while it is iterated:
             TrajectoryNotFound: there is none of this id.
         """
-        return writer.read_steps(self._transport, trajectory_id, start, follow=False)
+        return writing.read_steps(self._transport, trajectory_id, start, follow=False)
 
     def follow(self, trajectory_id: str, *, start: int = 0) -> AsyncGenerator[Step, None]:
         """As `steps`, going on with what is appended until the trajectory is sealed."""
-        return writer.read_steps(self._transport, trajectory_id, start, follow=True)
+        return writing.read_steps(self._transport, trajectory_id, start, follow=True)
 
     @with_options(TrajectoryFilter)
     async def list(
@@ -296,7 +299,7 @@ class AsyncTrajectories:
 
     async def message(self, step: Step) -> dict[str, Any]:
         """A step as a message in OpenAI's form: role, content, tool_calls, tool_call_id. Images are left out."""
-        return convert.openai_message(step, await self.text(step))
+        return convert.openai_message(step, str(step.role), await self.text(step))
 
     async def text(self, step: Step) -> str:
         """The whole text of a step, with what is stored as a body."""

@@ -6,7 +6,7 @@ import datetime as dt
 import enum
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from orchard._client.convert import enum_value, time_of
@@ -342,16 +342,33 @@ def _openai_call(call: Mapping[str, Any]) -> types.ToolCall:
     return types.ToolCall(str(call.get("id", "")), str(function.get("name", "")), str(function.get("arguments", "")))
 
 
-def openai_message(step: types.Step, text: str) -> dict[str, Any]:
-    """A step as a message in OpenAI's form, with its whole text."""
-    message: dict[str, Any] = {"role": str(step.role), "content": text}
+def openai_call(call: types.ToolCall | pb.ToolCall) -> dict[str, Any]:
+    """A tool call in OpenAI's form."""
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def openai_message(
+    step: types.Step | pb.Step,
+    role: str,
+    content: Any,
+    *,
+    reasoning_field: str = "reasoning_content",
+    call: Callable[[Any], dict[str, Any]] = openai_call,
+) -> dict[str, Any]:
+    """A step as a message in OpenAI's form; fields that are empty are left out.
+
+    Args:
+        step: a value, or the message of the wire.
+        role: its role in that form.
+        content: what stands for its content.
+        reasoning_field: where its reasoning goes.
+        call: makes the form of a tool call.
+    """
+    message: dict[str, Any] = {"role": role, "content": content}
     if step.reasoning:
-        message["reasoning_content"] = step.reasoning
+        message[reasoning_field] = step.reasoning
     if step.tool_calls:
-        message["tool_calls"] = [
-            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in step.tool_calls
-        ]
+        message["tool_calls"] = [call(one) for one in step.tool_calls]
     for name in ("tool_call_id", "name"):
         if getattr(step, name):
             message[name] = getattr(step, name)

@@ -54,9 +54,10 @@ class Trajectories:
         """Open a trajectory to append to. See AsyncTrajectories.create."""
         return Trajectory(self._portal, self._portal.run(self._async.create(task, **given)))
 
-    def open(self, trajectory_id: str, *, take_over: bool = False) -> Trajectory:
+    def open(self, trajectory_id: str, *, take_over: bool = False, writer: str = "") -> Trajectory:
         """Go on with an open trajectory, behind its last step. See AsyncTrajectories.open."""
-        return Trajectory(self._portal, self._portal.run(self._async.open(trajectory_id, take_over=take_over)))
+        opening = self._async.open(trajectory_id, take_over=take_over, writer=writer)
+        return Trajectory(self._portal, self._portal.run(opening))
 
     def seal(
         self,

@@ -66,7 +66,8 @@ def make_dataset(  # noqa: PLR0917 (all but the first three are options)
         writing: called with trajectories and rows written.
 
     Raises:
-        DataError: the plan names no format, the output is there, or the dataset differs from the manifest.
+        DataError: the plan names no format, the output is there, the dataset differs from the manifest, or what was
+            chosen changed before it was written.
     """
     if not plan.format:
         raise DataError("the plan names no format", fix="add export: {format: sft}, or name one")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from orchard._client.trajectories.convert import openai_message
 from orchard.data.codecs.base import ExportOptions
 from orchard.data.counting import tokens_of, tokens_of_steps
 from orchard.data.errors import NoExampleError
@@ -146,19 +147,7 @@ def _plain_message(record: Record, step: pb.Step, images: list[str]) -> dict[str
         else:
             pieces.append(IMAGE)
             images.append(data_url(part.blob, record.bodies))
-    message: dict[str, Any] = {"role": role_name(step.role), "content": "".join(pieces)}
-    if step.reasoning:
-        message["reasoning_content"] = step.reasoning
-    if step.tool_calls:
-        message["tool_calls"] = [
-            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in step.tool_calls
-        ]
-    if step.tool_call_id:
-        message["tool_call_id"] = step.tool_call_id
-    if step.name:
-        message["name"] = step.name
-    return message
+    return openai_message(step, role_name(step.role), "".join(pieces))
 
 
 def note_external(record: Record, path: tuple[int, ...], report: Report) -> None:

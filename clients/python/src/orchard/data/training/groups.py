@@ -27,7 +27,10 @@ def key_of(trajectory: pb.Trajectory) -> str:
 
 
 def grouped(
-    headers: Iterable[pb.Trajectory], records: Iterable[Record], alone: Callable[[Record], None] | None = None
+    headers: Iterable[pb.Trajectory],
+    records: Iterable[Record],
+    alone: Callable[[Record], None] | None = None,
+    torn: Callable[[str], None] | None = None,
 ) -> Iterator[Group]:
     """Groups, each as soon as its last member came.
 
@@ -35,11 +38,13 @@ def grouped(
         headers: of the same trajectories as `records`, so that it is known how many each group has.
         records: the trajectories.
         alone: told of those that have no group.
+        torn: told the keys of groups that never became whole: trajectories came or went while they were read.
 
     Raises:
         DataError: more is held in groups that are not whole than memory should hold.
     """
     counts = Counter(key for header in headers if (key := key_of(header)))
+    missing = set(counts)
     waiting: dict[str, list[Record]] = {}
     held = number = first = 0
     for record in records:
@@ -53,6 +58,7 @@ def grouped(
         held += _size(record)
         if len(members) == counts[key]:
             del waiting[key]
+            missing.discard(key)
             held -= sum(map(_size, members))
             members.sort(key=lambda member: (member.trajectory.attempt, member.id))
             yield Group(key, number, first, members)
@@ -62,6 +68,9 @@ def grouped(
                 f"{len(waiting)} groups are not whole and hold more than {_MOST_HELD >> 30} GiB",
                 fix="order the trajectories by group, or export fewer at once",
             )
+    if torn is not None:
+        for key in sorted(missing | waiting.keys()):
+            torn(key)
 
 
 def _size(record: Record) -> int:

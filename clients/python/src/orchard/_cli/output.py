@@ -117,6 +117,9 @@ _COLOURS: Mapping[str, str] = {
     "open": "yellow",
     "completed": "green",
     "aborted": "dim",
+    "scored": "green",
+    "excluded": "red",
+    "abstained": "yellow",
 }
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
+from orchard._client.errors import InvalidArgument
 from orchard._client.judge import batches, convert
 from orchard._client.judge.batches import Items
 from orchard._client.judge.types import (
@@ -214,13 +215,19 @@ class AsyncJudge:
 
         Raises:
             TrajectoryNotFound: there is none of this id.
+            InvalidArgument: there is no instruction, and no message of a user in its place.
         """
         async with aclosing(self._trajectories.steps(trajectory_id)) as stored:
             steps = [step async for step in stored]
         steps = [await self._readable(step) for step in steps]
         if str(kind) == JudgementKind.GUI_SUCCESS:
             steps = await self._with_screenshots(steps)
-        given.setdefault("instruction", next((step.text for step in steps if step.role == Role.USER), ""))
+        if not given.get("instruction"):
+            given["instruction"] = next((step.text for step in steps if step.role == Role.USER and step.text), "")
+        if not given["instruction"]:
+            raise InvalidArgument.of(
+                "instruction", f"trajectory {trajectory_id!r} has no message of a user; say the task"
+            )
         if str(kind) == JudgementKind.VALUE_CURVE and given.get("resolved") is None:
             outcome = (await self._trajectories.get(trajectory_id)).outcome
             if outcome is not None and outcome.value is not None:

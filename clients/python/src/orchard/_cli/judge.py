@@ -1,0 +1,324 @@
+"""Judges: run, compare, batch, calibrate."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json as json_module
+import secrets
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from orchard._cli.output import Json, client, print_json, show, table, waiting
+from orchard._cli.trajectory_filters import TrajectoryId, complete_trajectory, with_filters
+
+if TYPE_CHECKING:
+    from orchard import AsyncSandboxClient, BatchProgress, Judgement, JudgeUsage, Verdict
+
+_YES: Final = frozenset({"1", "1.0", "true", "yes", "y"})
+_NO: Final = frozenset({"0", "0.0", "-1", "false", "no", "n"})
+
+judge = typer.Typer(help="Verdicts of language models on what agents did.", no_args_is_help=True)
+
+Kind = Annotated[
+    str, typer.Option("--kind", "-k", help="outcome, gui_success, rubric, value_curve or claw_eval: what is asked.")
+]
+Judges = Annotated[
+    list[str] | None, typer.Option("--judge", "-j", help="Ask this judge. Default: the first. Can be repeated.")
+]
+RubricOption = Annotated[str, typer.Option("--rubric", help="With rubric: its name, or NAME@VERSION.")]
+Votes = Annotated[int, typer.Option("--votes", min=1, max=16, help="Votes of each judge.")]
+Instruction = Annotated[
+    str | None, typer.Option("--instruction", help="What was to be done. Default: the first message of the user.")
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Judge anew, whatever is stored.")]
+CostLimit = Annotated[float, typer.Option("--max-usd", min=0, help="What it may cost in all. 0: no limit.")]
+TokenLimit = Annotated[int, typer.Option("--max-tokens", min=0, help="Tokens that it may take in all. 0: no limit.")]
+Keep = Annotated[bool, typer.Option("--keep", help="Add the verdict to the trajectory, as a reward.")]
+Name = Annotated[str, typer.Option("--name", help="With --keep: what the reward is.")]
+
+
+@judge.command("run")
+def run(  # noqa: PLR0917 (options of the command line)
+    trajectory: TrajectoryId,
+    kind: Kind = "outcome",
+    judges: Judges = None,
+    rubric: RubricOption = "",
+    votes: Votes = 1,
+    instruction: Instruction = None,
+    max_usd: CostLimit = 0.0,
+    max_tokens: TokenLimit = 0,
+    fresh: Fresh = False,
+    keep: Keep = False,
+    name: Name = "outcome",
+    json: Json = False,
+) -> None:
+    """Judge a trajectory. Ends with exit code 1 where there is no verdict because the judge failed."""
+    given = _given(judges, rubric, votes, instruction, fresh) | {"cost_usd": max_usd, "tokens": max_tokens}
+    with client() as api:
+        with waiting("the judge reads", quiet=json):
+            verdict = api.judge.run(api.judge.of_trajectory(trajectory, kind, **given))
+        if keep:
+            api.trajectories.annotate(trajectory, rewards=verdict.reward(name))
+    _end(verdict, verdict.state if verdict.value is None else f"{verdict.value:g}", json=json)
+
+
+@judge.command("compare")
+def compare(  # noqa: PLR0917 (options of the command line)
+    first: TrajectoryId,
+    second: Annotated[str, typer.Argument(help="Another attempt at the task.", autocompletion=complete_trajectory)],
+    judges: Judges = None,
+    votes: Votes = 1,
+    instruction: Instruction = None,
+    max_usd: CostLimit = 0.0,
+    max_tokens: TokenLimit = 0,
+    fresh: Fresh = False,
+    json: Json = False,
+) -> None:
+    """Say which of two attempts at a task is better; each judge is asked in both orders."""
+    import dataclasses
+
+    given = _given(judges, "", votes, instruction, fresh) | {"cost_usd": max_usd, "tokens": max_tokens}
+    with client() as api, waiting("the judge reads", quiet=json):
+        other = api.judge.of_trajectory(second, "pairwise")
+        asked = api.judge.of_trajectory(first, "pairwise", **given)
+        verdict = api.judge.run(dataclasses.replace(asked, other_steps=other.steps))
+    better = {1.0: f"{first} is better", 0.0: f"{second} is better", None: str(verdict.state)}
+    _end(verdict, better.get(verdict.value, "neither is better"), json=json)
+
+
+@judge.command("batch")
+@with_filters
+def batch(  # noqa: PLR0917 (options of the command line)
+    filters: dict[str, Any],
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="Ids.", metavar="TRAJECTORY...", autocompletion=complete_trajectory)
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Every trajectory of the tenant.")] = False,
+    batch_id: Annotated[
+        str | None, typer.Option("--batch", help="Go on with this batch, or name a new one. Default: a new name.")
+    ] = None,
+    kind: Kind = "outcome",
+    judges: Judges = None,
+    rubric: RubricOption = "",
+    votes: Votes = 1,
+    instruction: Instruction = None,
+    max_usd: CostLimit = 0.0,
+    max_tokens: TokenLimit = 0,
+    fresh: Fresh = False,
+    keep: Keep = False,
+    name: Name = "outcome",
+    json: Json = False,
+) -> None:
+    """Judge many trajectories: by id, by filter, or all. With --json a line for each verdict, as it is reached.
+
+    A batch that was broken off goes on with --batch and pays for no answer twice.
+    """
+    if ids:
+        filters["trajectory_ids"] = ids
+    if not filters and not everything:
+        raise typer.BadParameter("name trajectories, or give a filter or --all", param_hint="TRAJECTORY")
+    batch_id = batch_id or f"batch-{secrets.token_hex(4)}"
+    print(f"batch {batch_id}", file=sys.stderr)  # noqa: T201
+    given = _given(judges, rubric, votes, instruction, fresh)
+    work = _batch(batch_id, filters, kind, given, _Told(name if keep else "", json=json), max_tokens, max_usd)
+    progress = asyncio.run(work)
+    if json:
+        return
+    rows = [
+        (label, f"{count:,}")
+        for label, count in (
+            ("scored", progress.scored),
+            ("excluded", progress.excluded),
+            ("abstained", progress.abstained),
+        )
+    ]
+    show(table(("VERDICTS", ""), rows))
+    typer.echo(_cost(progress.usage))
+    if progress.budget_exhausted:
+        typer.echo(f"the budget is spent: go on with --batch {batch_id} and a larger one")
+
+
+@judge.command("calibrate")
+def calibrate(
+    labels: Annotated[
+        Path,
+        typer.Argument(
+            help="Labels of people: CSV lines ID,LABEL, or JSON lines with id and label. Labels are yes or no, 1 or 0.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ],
+    batch_id: Annotated[
+        str | None,
+        typer.Option("--batch", help="Ids are items of this batch, such as trajectories. Default: verdicts."),
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option("--threshold", min=0, max=1, help="A verdict of at least this says yes.")
+    ] = 0.5,
+    json: Json = False,
+) -> None:
+    """Compare verdicts with labels that people gave: accuracy, Cohen's kappa and the counts behind them."""
+    given = dict(_labels(labels))
+    with client() as api:
+        if batch_id is not None:
+            of_items = {item.item_id: item.verdict.verdict_id for item in api.judge.items(batch_id)}
+            missing = [item_id for item_id in given if item_id not in of_items]
+            if missing:
+                raise typer.BadParameter(f"batch {batch_id!r} has no verdict of {missing[0]!r}", param_hint="LABELS")
+            given = {of_items[item_id]: label for item_id, label in given.items()}
+        found = api.judge.calibrate(given, threshold=threshold)
+    if json:
+        print_json(found)
+        return
+    show(
+        table(
+            ("", "LABEL YES", "LABEL NO"),
+            [
+                ("judge yes", str(found.true_positive), str(found.false_positive)),
+                ("judge no", str(found.false_negative), str(found.true_negative)),
+            ],
+        )
+    )
+    accuracy = "undefined" if found.accuracy is None else f"{found.accuracy:.1%}"
+    kappa = "undefined: all are the same" if found.kappa is None else f"{found.kappa:.3f}"
+    typer.echo(f"accuracy {accuracy}, Cohen's kappa {kappa}; {found.unscored} verdicts without a number")
+
+
+def _given(
+    judges: Sequence[str] | None, rubric: str, votes: int, instruction: str | None, fresh: bool
+) -> dict[str, Any]:
+    given: dict[str, Any] = {"judges": tuple(judges or ()), "rubric": rubric, "votes": votes, "fresh": fresh}
+    return given if instruction is None else given | {"instruction": instruction}
+
+
+class _Told:
+    """What is said of each verdict of a batch. `reward`: the name under which it is kept; empty: it is not."""
+
+    def __init__(self, reward: str, *, json: bool) -> None:
+        self.reward = reward
+        self.json = json
+        self.count = 0
+        self.cost = 0.0
+
+    async def verdict(self, api: AsyncSandboxClient, item_id: str, verdict: Verdict) -> None:
+        """One more."""
+        self.count += 1
+        self.cost += verdict.usage.cost_usd
+        if self.reward:
+            # The same for a repeat of the batch, so that a verdict is added once.
+            annotation = f"{verdict.verdict_id}-{self.reward}"[:128]
+            await api.trajectories.annotate(item_id, rewards=verdict.reward(self.reward), annotation_id=annotation)
+        if self.json:
+            print_json({"item_id": item_id, "verdict": verdict})
+
+
+async def _batch(  # noqa: PLR0917
+    batch_id: str,
+    filters: Mapping[str, Any],
+    kind: str,
+    given: Mapping[str, Any],
+    told: _Told,
+    max_tokens: int,
+    max_usd: float,
+) -> BatchProgress:
+    from orchard import AsyncSandboxClient
+
+    async with AsyncSandboxClient() as api:
+        ids = [info.trajectory_id async for info in api.trajectories.list(ascending=True, **filters)]
+
+        async def items() -> AsyncIterator[tuple[str, Judgement]]:
+            for trajectory_id in ids:
+                yield trajectory_id, await api.judge.of_trajectory(trajectory_id, kind, **given)
+
+        with _bar(len(ids), quiet=told.json) as bar:
+            verdicts = api.judge.batch(batch_id, items(), tokens=max_tokens, cost_usd=max_usd)
+            async with aclosing(verdicts):
+                async for item in verdicts:
+                    await told.verdict(api, item.item_id, item.verdict)
+                    bar(told)
+        return await api.judge.progress(batch_id)
+
+
+@contextmanager
+def _bar(total: int, *, quiet: bool) -> Iterator[Any]:
+    """Shows on stderr how far a batch is and what it cost, where that is a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _told: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("judging"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda told: bar.update(task, completed=told.count, description=f"${told.cost:.4f}")
+
+
+def _end(verdict: Verdict, told: str, *, json: bool) -> None:
+    """Print a verdict; exit with 1 where the judge failed."""
+    if json:
+        print_json(verdict)
+    else:
+        _show(verdict, told)
+    if verdict.state == "excluded":
+        raise typer.Exit(1)
+
+
+def _show(verdict: Verdict, told: str) -> None:
+    why = f"{verdict.reason}: {verdict.message}" if verdict.reason else ""
+    rows = [("verdict", f"{told}{' (found, not judged anew)' if verdict.cached else ''}"), ("why", why)]
+    if verdict.passed is not None:
+        rows.append(("passed", "yes" if verdict.passed else "no"))
+    rows += [(name, f"{score:g}") for name, score in verdict.scores.items()]
+    rows += [(f"state {one.state}", f"{one.value:g}, before step {one.step_index}") for one in verdict.values]
+    for vote in verdict.votes:
+        answer = str(vote.state) if vote.value is None else f"{vote.value:g}"
+        steps = f" (steps {', '.join(map(str, vote.evidence))})" if vote.evidence else ""
+        rows.append((vote.judge, f"{answer}{steps} {vote.reasoning or vote.message}"))
+    rows += [("left out", f"of {part} {original - kept:,}") for part, _step, original, kept in verdict.provenance.cuts]
+    rows += [("id", verdict.verdict_id), ("cost", _cost(verdict.usage))]
+    show(table(("", ""), [row for row in rows if row[1]]))
+
+
+def _cost(usage: JudgeUsage) -> str:
+    tokens = usage.prompt_tokens + usage.completion_tokens
+    failed = f", {usage.failed_calls:,} of them without an answer" if usage.failed_calls else ""
+    return f"${usage.cost_usd:.4f} for {tokens:,} tokens in {usage.calls:,} calls{failed}"
+
+
+def _labels(path: Path) -> Iterator[tuple[str, bool]]:
+    """Ids and labels of a file.
+
+    Raises:
+        typer.BadParameter: a line is none; says which.
+    """
+    with path.open(newline="", encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip() or line.strip().lower() == "id,label":
+                continue
+            found = _label(line)
+            if found is None:
+                raise typer.BadParameter(
+                    f"line {number} of {path} is neither ID,LABEL nor a JSON object of both, with yes or no",
+                    param_hint="LABELS",
+                )
+            yield found
+
+
+def _label(line: str) -> tuple[str, bool] | None:
+    try:
+        if line.lstrip().startswith("{"):
+            given = json_module.loads(line)
+            name, label = str(given["id"]), str(given["label"])
+        else:
+            name, label = next(csv.reader([line]))
+    except (ValueError, KeyError, TypeError):
+        return None
+    word = label.strip().lower()
+    return (name.strip(), word in _YES) if word in _YES | _NO else None

@@ -9,11 +9,13 @@ import secrets
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import orchard
 import pytest
-from orchard import AsyncSandbox, AsyncSandboxClient, Sandbox, SandboxClient, Step, Task, TrajectoryStatus
+from orchard import AsyncSandbox, AsyncSandboxClient, Sandbox, SandboxClient, SandboxState, Step, Task, TrajectoryStatus
 from orchard._client.trajectories.buffer import StepBuffer
+from orchard._client.trajectories.recording import AsyncRecording
 from orchard._client.trajectories.writer import prepared
 
 from tests.support.platform import PlatformProcess
@@ -109,6 +111,7 @@ def test_attaching_and_detaching_and_the_users_own_steps(client: SandboxClient, 
         (orchard.CommandNotStarted("no such program"), TrajectoryStatus.FAILED),
         (orchard.SandboxLost("its machine is gone"), TrajectoryStatus.ABORTED),
         (orchard.Unavailable("nobody answers"), TrajectoryStatus.ABORTED),
+        (orchard.DeadlineExceeded("no answer in time"), TrajectoryStatus.ABORTED),
         (ExceptionGroup("tools", [ValueError("no such tool")]), TrajectoryStatus.FAILED),
         (ExceptionGroup("tools", [ValueError("x"), orchard.SandboxLost("gone")]), TrajectoryStatus.ABORTED),
         (KeyboardInterrupt(), TrajectoryStatus.ABORTED),
@@ -126,6 +129,19 @@ def test_how_it_ends_says_how_it_is_sealed(
     assert (info.status, info.totals.steps) == (status, 1)
     assert type(error).__name__ in info.status_message
     assert str(error) in info.status_message
+
+
+def test_a_commands_own_timeout_is_a_result_and_a_clients_is_not(client: SandboxClient, sandbox: Sandbox) -> None:
+    with pytest.raises(orchard.CommandTimeout), client.record(sandbox=sandbox) as own:
+        sandbox.exec("sleep 600", timeout=0.1).check()
+    assert client.trajectories.get(own.trajectory_id).status is TrajectoryStatus.FAILED
+    process = sandbox.start("sleep 600")
+    try:
+        with pytest.raises(orchard.DeadlineExceeded), client.record(sandbox=sandbox) as clients:
+            process.wait(0.1)
+    finally:
+        process.cancel()
+    assert client.trajectories.get(clients.trajectory_id).status is TrajectoryStatus.ABORTED
 
 
 def test_the_end_can_be_said(client: SandboxClient) -> None:
@@ -194,6 +210,49 @@ async def test_what_nobody_ended_is_aborted_with_the_client(platform: PlatformPr
     info = client.trajectories.get(name)
     assert (info.status, info.status_message) == (TrajectoryStatus.ABORTED, "the client was closed")
     assert info.totals.steps == 1
+
+
+async def test_what_the_client_closes_it_closes_together(
+    platform: PlatformProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None waits for another: each ends only once all have begun."""
+    begun = asyncio.Barrier(5)
+    whole = AsyncRecording._close
+
+    async def together(recording: AsyncRecording, *arguments: Any) -> None:
+        await begun.wait()
+        await whole(recording, *arguments)
+
+    monkeypatch.setattr(AsyncRecording, "_close", together)
+    async with AsyncSandboxClient(platform.endpoint, api_key=platform.api_key) as other:
+        recordings = [await other.record().__aenter__() for _ in range(5)]
+        await asyncio.wait_for(other.close(), 120)
+    assert [one.info.status for one in recordings if one.info is not None] == [TrajectoryStatus.ABORTED] * 5
+
+
+@pytest.mark.parametrize("cut", [True, False])
+async def test_sandboxes_are_deleted_whatever_becomes_of_recordings(
+    platform: PlatformProcess, client: SandboxClient, monkeypatch: pytest.MonkeyPatch, cut: bool
+) -> None:
+    """Also where whoever waits for the end does not want to wait any longer."""
+    if not cut:
+        monkeypatch.setattr("orchard._client.session._DRAIN_SECONDS", 1.0)
+    other = AsyncSandboxClient(platform.endpoint, api_key=platform.api_key)
+    made = await other.create()
+    recordings = [await other.record(sandbox=made).__aenter__() for _ in range(3)]
+    with platform.held_down("trajectories"):
+        closing = asyncio.ensure_future(other.close())
+        async with asyncio.timeout(60):
+            while other._session.recordings:
+                await asyncio.sleep(0)
+        if cut:
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+        else:
+            await closing
+        assert client.attach(made.sandbox_id).wait_ended(60).state is SandboxState.DELETED
+    assert [one.info for one in recordings] == [None] * 3
 
 
 async def test_commands_go_on_while_nothing_can_be_stored(

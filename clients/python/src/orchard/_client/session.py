@@ -103,19 +103,23 @@ class Session:
             ) from failed[0][1]
 
     async def _abort_recordings(self) -> None:
-        """Recordings that nobody ended are of rollouts that did not come to their end."""
-        for recording in list(self.recordings):
-            try:
-                await recording.close("aborted", "the client was closed", seconds=_DRAIN_SECONDS)
-            except errors.OrchardError as error:
+        """Recordings that nobody ended are of rollouts that did not come to their end. All have the same time."""
+        closing = [
+            recording.close("aborted", "the client was closed", seconds=_DRAIN_SECONDS) for recording in self.recordings
+        ]
+        for error in await asyncio.gather(*closing, return_exceptions=True):
+            if error is not None:
                 _log.warning("%s", error)
 
     async def close(self) -> None:
         """Seal recordings, delete what is tracked, finish background work, close every connection."""
         try:
-            await self._abort_recordings()
-            await self.background.drain(_DRAIN_SECONDS)
-            await self.delete_tracked()
+            try:
+                await self._abort_recordings()
+                await self.background.drain(_DRAIN_SECONDS)
+            finally:
+                # Also where the wait for the rest was cut short: nobody else would delete them.
+                await self.delete_tracked()
         finally:
             self.heartbeats.forget()
             await self.transport.close()

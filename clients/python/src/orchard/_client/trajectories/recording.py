@@ -25,21 +25,39 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("orchard")
 # A person who pressed Ctrl-C waits.
 _INTERRUPTED_SECONDS: Final = 10.0
-# Failures of the platform say nothing of the agent.
+# Failures of the platform, of its stores and of the way to them say nothing of the agent. Nor does a limit of time that
+# is not a command's own: cut from outside, the same rollout would end by a cancellation.
 _NOT_THE_AGENT: Final = (
     errors.Unavailable,
-    errors.SandboxLost,
-    errors.SandboxStartFailed,
-    errors.CommandInterrupted,
-    errors.QuotaExceeded,
+    errors.DeadlineExceeded,
     errors.PlatformError,
     errors.ClientClosed,
+    errors.ConfigurationError,
+    errors.Unauthenticated,
+    errors.PermissionDenied,
+    errors.Unimplemented,
+    errors.QuotaExceeded,
+    errors.SandboxNotFound,
+    errors.SandboxLost,
+    errors.SandboxStartFailed,
+    errors.ImageNotFound,
+    errors.ExecNotFound,
+    errors.ExecExpired,
+    errors.CommandInterrupted,
+    errors.TrajectoryNotFound,
+    errors.TrajectorySealed,
+    errors.Conflict,
+    errors.RecordingIncomplete,
+    TimeoutError,
+    ConnectionError,
 )
+# What a command or a file came to is the agent's, a command's own timeout too.
+_THE_AGENTS: Final = (errors.CommandFailed, errors.FilePermissionDenied)
 
 
 def status_after(error: BaseException | None) -> tuple[TrajectoryStatus, str]:
-    """How a rollout ended: COMPLETED without an error, FAILED by an exception, ABORTED by a cancellation, Ctrl-C or a
-    failure of the platform.
+    """How a rollout ended: COMPLETED without an error, FAILED by an exception, ABORTED by a cancellation, Ctrl-C, a
+    failure of the platform or a limit of time that is not a command's own.
     """
     if error is None:
         return TrajectoryStatus.COMPLETED, ""
@@ -50,6 +68,8 @@ def status_after(error: BaseException | None) -> tuple[TrajectoryStatus, str]:
 def _is_not_the_agents(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return any(_is_not_the_agents(inner) for inner in error.exceptions)
+    if isinstance(error, _THE_AGENTS):
+        return False
     return not isinstance(error, Exception) or isinstance(error, _NOT_THE_AGENT)
 
 

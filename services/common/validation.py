@@ -63,17 +63,19 @@ class Fields:
         if self._violations:
             raise InvalidArgumentError(self._violations)
 
-    def sandbox_id(self, field: str, value: str, *, optional: bool = False) -> None:
-        """Sandbox.sandbox_id."""
+    def sandbox_id(self, field: str, value: str, *, optional: bool = False) -> bool:
+        """Sandbox.sandbox_id; whether it is one."""
         if optional and not value:
-            return
-        if self.check(bool(value), field, "is required"):
-            self.check(
+            return True
+        return (
+            self.check(bool(value), field, "is required")
+            and self.check(
                 _SANDBOX_ID.match(value) is not None,
                 field,
                 "must be 1 to 63 of a-z, 0-9 and '-', begin with a letter and end with a letter or digit",
             )
-            self.check(value not in RESERVED_SANDBOX_IDS, field, f"{value!r} is reserved; choose another id")
+            and self.check(value not in RESERVED_SANDBOX_IDS, field, f"{value!r} is reserved; choose another id")
+        )
 
     def token_id(self, field: str, value: str, *, optional: bool = False) -> None:
         """An exec id or request id: 1 to 64 of A-Z, a-z, 0-9, '-', '_'."""

@@ -110,7 +110,7 @@ async def serve(config: AgentConfig) -> AsyncIterator[Agent]:
         )
         add_ExecServiceServicer_to_server(ExecServicer(service, config), server.grpc_server)
         add_AgentServiceServicer_to_server(AgentServicer(service, config), server.grpc_server)
-        add_FileServiceServicer_to_server(FileServicer(files), server.grpc_server)
+        add_FileServiceServicer_to_server(FileServicer(files, config.sandbox_id), server.grpc_server)
         port = await server.start(config.listen, tls=config.tls)
         stack.push_async_callback(server.stop)
         if config.socket_for_all:

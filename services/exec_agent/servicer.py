@@ -12,11 +12,12 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from orchard.exec.v1 import agent_service_pb2, agent_service_pb2_grpc, exec_pb2, exec_service_pb2, exec_service_pb2_grpc
 
-from services.common.errors import InvalidArgumentError, NotFoundError
+from services.common.errors import InvalidArgumentError
 from services.common.interceptor import current_call
 from services.common.pages import decode_token, encode_token
 from services.common.telemetry import AGENT_SPAN_KEY, TRACEPARENT, agent_span
 from services.common.validation import DAY_SECONDS, MEBIBYTE, Fields, seconds_of
+from services.exec_agent.addressee import fields_for
 from services.exec_agent.execution import Execution
 from services.exec_agent.model import Chunk, Command, Gap
 from services.exec_agent.process import Target
@@ -333,13 +334,7 @@ class ExecServicer(exec_service_pb2_grpc.ExecServiceServicer):
         return self._service.start(exec_id, command)
 
     def _fields(self, sandbox_id: str, exec_id: str | None) -> Fields:
-        fields = Fields()
-        if sandbox_id != self._sandbox_id:
-            fields.sandbox_id("sandbox_id", sandbox_id)
-            fields.done()
-            raise NotFoundError(
-                f"this agent serves no sandbox {sandbox_id!r}", reason="SANDBOX_NOT_FOUND", sandbox_id=sandbox_id
-            )
+        fields = fields_for(self._sandbox_id, sandbox_id)
         if exec_id is not None:
             fields.token_id("exec_id", exec_id)
         return fields

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from services.exec_agent.files.ownership import DefaultOwner, make_directory
+from services.exec_agent.files.resolving import open_path
 
 _MAXIMUM_LINKS: Final = 40  # as the kernel
 _FLAGS: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -24,7 +25,7 @@ class Beneath:
 
     def __init__(self, path: bytes, default_owner: DefaultOwner) -> None:
         self.path = os.path.realpath(path)
-        self._base = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._base = open_path(self.path, os.O_PATH | os.O_DIRECTORY)
         self._default_owner = default_owner
         self._cached_parts: tuple[bytes, ...] = ()
         self._cached = os.dup(self._base)

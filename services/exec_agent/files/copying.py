@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from services.exec_agent.files.errors import BelowError
 from services.exec_agent.files.paths import DIRECTORY_FLAGS
-from services.exec_agent.files.reading import open_regular
+from services.exec_agent.files.reading import open_regular_entry
 from services.exec_agent.files.tree import Cursor, walk
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -85,7 +85,7 @@ def _copy_leaf(name: bytes, source_fd: int, target: bytes, target_fd: int, statu
 
 
 def _copy_file(name: bytes, source_fd: int, target: bytes, target_fd: int, status: os.stat_result) -> None:
-    source = open_regular(name, os.O_NOFOLLOW, source_fd)
+    source = open_regular_entry(name, source_fd)
     try:
         copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target_fd)
         try:

@@ -11,6 +11,7 @@ from typing import Final
 from services.common.errors import InvalidArgumentError
 from services.common.pages import decode_token, encode_token
 from services.exec_agent.files.errors import file_errors
+from services.exec_agent.files.resolving import open_path, status_of
 from services.exec_agent.files.tree import Cursor, walk
 
 _PAGE_BYTES: Final = 700_000  # keeps a message below 1 MiB, also where names grow by U+FFFD
@@ -37,15 +38,14 @@ class Page:
 def describe(path: bytes, *, follow: bool) -> FileStatus:
     """Stat one path."""
     with file_errors(path):
-        status = os.stat(path, follow_symlinks=follow)
-        target = os.readlink(path) if stat.S_ISLNK(status.st_mode) else b""
-    return FileStatus(path, status, target)
+        found = status_of(path, follow=follow)
+    return FileStatus(path, found.status, found.target)
 
 
 def list_page(path: bytes, *, recursive: bool, size: int, token: str) -> Page:
     """One page of a directory, in byte order. The token is the last path, so changes in between move nothing."""
     after = _position(token)
-    with file_errors(path), Cursor(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as cursor:
+    with file_errors(path), Cursor(open_path(path, os.O_RDONLY | os.O_DIRECTORY)) as cursor:
         found: list[FileStatus] = []
         bytes_left = _PAGE_BYTES
         for file in _statuses(cursor, recursive, after, size + 1):

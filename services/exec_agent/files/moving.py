@@ -21,22 +21,21 @@ def move(source: bytes, target: bytes, *, overwrite: bool) -> None:
     """
     source_parent, source_name = split_entry(source, "source_path")
     target_parent, target_name = split_entry(target, "target_path")
-    with file_errors(source, "source_path"):
-        os.lstat(source.rstrip(b"/"))
-        with open_directory(source_parent) as source_fd:
-            with file_errors(target, "target_path"), open_directory(target_parent) as target_fd:
-                if _renamed(source_name, source_fd, target_name, target_fd, overwrite=overwrite):
-                    return
-                copy = temporary_name()
-                try:
-                    with file_errors(source, "source_path"):
-                        copy_entry(source_name, source_fd, copy, target_fd)
-                    _rename(copy, target_fd, target_name, target_fd, overwrite=overwrite)
-                except BaseException:
-                    with suppress(OSError):
-                        remove_entry(copy, target_fd, recursive=True)
-                    raise
-            remove_entry(source_name, source_fd, recursive=True)
+    with file_errors(source, "source_path"), open_directory(source_parent) as source_fd:
+        os.stat(source_name, dir_fd=source_fd, follow_symlinks=False)
+        with file_errors(target, "target_path"), open_directory(target_parent) as target_fd:
+            if _renamed(source_name, source_fd, target_name, target_fd, overwrite=overwrite):
+                return
+            copy = temporary_name()
+            try:
+                with file_errors(source, "source_path"):
+                    copy_entry(source_name, source_fd, copy, target_fd)
+                _rename(copy, target_fd, target_name, target_fd, overwrite=overwrite)
+            except BaseException:
+                with suppress(OSError):
+                    remove_entry(copy, target_fd, recursive=True)
+                raise
+        remove_entry(source_name, source_fd, recursive=True)
 
 
 def _renamed(source: bytes, source_fd: int, target: bytes, target_fd: int, *, overwrite: bool) -> bool:

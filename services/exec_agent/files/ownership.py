@@ -8,6 +8,8 @@ import stat
 from collections.abc import Callable
 from typing import NamedTuple
 
+from services.exec_agent.files.resolving import exists, open_path
+
 
 class Owner(NamedTuple):
     """User and group id inside the sandbox."""
@@ -74,7 +76,7 @@ def make_directory(name: bytes, parent_fd: int, mode: int, default: DefaultOwner
 def make_parents(path: bytes, default: DefaultOwner) -> list[bytes]:
     """Make the directory `path` and those above it that are missing, mode 0755; returns the ones made, top first."""
     missing = []
-    while path not in {b"", b"/"} and not os.path.lexists(path):
+    while path not in {b"", b"/"} and not exists(path):
         missing.append(path)
         path = os.path.dirname(path.rstrip(b"/"))
     made = []
@@ -82,7 +84,7 @@ def make_parents(path: bytes, default: DefaultOwner) -> list[bytes]:
         parent, name = os.path.split(directory.rstrip(b"/"))
         if name in {b"", b".", b".."}:
             continue
-        descriptor = os.open(parent or b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = open_path(parent or b"/", os.O_PATH | os.O_DIRECTORY)
         try:
             make_directory(name, descriptor, 0o755, default)
             made.append(directory)

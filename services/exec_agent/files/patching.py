@@ -26,7 +26,7 @@ from services.exec_agent.files.patch import (
     parse,
 )
 from services.exec_agent.files.paths import DIRECTORY_FLAGS, rename_into_free_name, temporary_name
-from services.exec_agent.files.reading import open_regular
+from services.exec_agent.files.reading import open_regular_entry
 from services.exec_agent.files.removing import remove_entry
 from services.exec_agent.files.tree import Cursor, walk
 from services.exec_agent.files.writing import TemporaryFile, keep_owner
@@ -106,7 +106,7 @@ def _read(name: bytes, directory: int) -> Entry:
     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if stat.S_ISLNK(status.st_mode):
         return Entry(os.readlink(name, dir_fd=directory), status.st_mode, _seen(status))
-    descriptor = open_regular(name, os.O_NOFOLLOW, directory)
+    descriptor = open_regular_entry(name, directory)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if status.st_size > _MAXIMUM_FILE_BYTES:

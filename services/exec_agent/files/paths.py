@@ -12,6 +12,7 @@ from functools import cache
 from typing import Final
 
 from services.common.errors import InvalidArgumentError
+from services.exec_agent.files.resolving import open_path
 
 DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _RENAME_NOREPLACE: Final = 1
@@ -37,7 +38,7 @@ def split_entry(path: bytes, field: str = "path") -> tuple[bytes, bytes]:
 @contextmanager
 def open_directory(path: bytes) -> Iterator[int]:
     """A descriptor for names in a directory. It needs no read permission; links in the path are followed."""
-    descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = open_path(path, os.O_PATH | os.O_DIRECTORY)
     try:
         yield descriptor
     finally:

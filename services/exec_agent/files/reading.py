@@ -9,8 +9,10 @@ from collections.abc import Generator
 from typing import Final, NamedTuple
 
 from services.exec_agent.files.errors import file_errors
+from services.exec_agent.files.resolving import open_path
 
 CHUNK_BYTES: Final = 256 << 10
+_FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class FileHead(NamedTuple):
@@ -20,13 +22,21 @@ class FileHead(NamedTuple):
     mode: int
 
 
-def open_regular(name: bytes, flags: int = 0, directory_fd: int | None = None) -> int:
+def open_regular(path: bytes) -> int:
     """Open a regular file for reading; never waits for the other end of a pipe.
 
     Raises:
         OSError: EISDIR for a directory, ENXIO for a device, socket or pipe.
     """
-    descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags, dir_fd=directory_fd)
+    return _checked(open_path(path, _FLAGS))
+
+
+def open_regular_entry(name: bytes, directory_fd: int) -> int:
+    """The same for an entry of an open directory, which is not followed if it is a link."""
+    return _checked(os.open(name, _FLAGS | os.O_NOFOLLOW, dir_fd=directory_fd))
+
+
+def _checked(descriptor: int) -> int:
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return descriptor

@@ -13,6 +13,7 @@ from orchard.exec.v1.file_service_pb2_grpc import FileServiceServicer
 
 from services.common.errors import InvalidArgumentError, UnavailableError
 from services.common.validation import MEBIBYTE, Fields
+from services.exec_agent.addressee import fields_for
 from services.exec_agent.files.errors import shown
 from services.exec_agent.files.listing import FileStatus
 from services.exec_agent.files.patch import Action, FileResult, HunkResult, Options
@@ -56,8 +57,9 @@ _PieceT = TypeVar("_PieceT", bound=_Piece)
 class FileServicer(FileServiceServicer):
     """Checks requests, calls FileService, fills answers."""
 
-    def __init__(self, service: FileService) -> None:
+    def __init__(self, service: FileService, sandbox_id: str) -> None:
         self._service = service
+        self._sandbox_id = sandbox_id
 
     async def WriteFile(  # noqa: N802
         self,
@@ -67,7 +69,7 @@ class FileServicer(FileServiceServicer):
         """See the contract."""
         first = await _first(request_iterator)
         start = first.start
-        fields = _fields(first)
+        fields = fields_for(self._sandbox_id, first.sandbox_id)
         fields.path("start.path", start.path)
         _mode(fields, "start.mode", start.mode)
         fields.text("start.owner", start.owner, maximum=_MAXIMUM_OWNER_BYTES)
@@ -88,7 +90,7 @@ class FileServicer(FileServiceServicer):
         context: _Context,  # noqa: ARG002
     ) -> AsyncIterator[file_service_pb2.ReadFileResponse]:
         """See the contract."""
-        fields = _fields(request)
+        fields = fields_for(self._sandbox_id, request.sandbox_id)
         fields.path("path", request.path)
         fields.check(request.offset >= 0, "offset", "must not be negative")
         fields.check(request.length >= 0, "length", "must not be negative; 0 reads to the end")
@@ -102,7 +104,7 @@ class FileServicer(FileServiceServicer):
 
     async def Stat(self, request: file_service_pb2.StatRequest, context: _Context) -> file_service_pb2.StatResponse:  # noqa: ARG002, N802
         """See the contract."""
-        fields = _fields(request)
+        fields = fields_for(self._sandbox_id, request.sandbox_id)
         fields.path("path", request.path)
         fields.done()
         found = await self._service.stat(request.path, follow=request.follow)
@@ -114,7 +116,7 @@ class FileServicer(FileServiceServicer):
         context: _Context,  # noqa: ARG002
     ) -> file_service_pb2.ListDirectoryResponse:
         """See the contract."""
-        fields = _fields(request)
+        fields = fields_for(self._sandbox_id, request.sandbox_id)
         fields.path("path", request.path)
         size = fields.page_size("page_size", request.page_size, default=_DEFAULT_PAGE, maximum=_MAXIMUM_PAGE)
         fields.text("page_token", request.page_token, maximum=_MAXIMUM_TOKEN_BYTES)
@@ -132,7 +134,7 @@ class FileServicer(FileServiceServicer):
         context: _Context,  # noqa: ARG002
     ) -> file_service_pb2.MakeDirectoryResponse:
         """See the contract."""
-        fields = _fields(request)
+        fields = fields_for(self._sandbox_id, request.sandbox_id)
         fields.path("path", request.path)
         _mode(fields, "mode", request.mode)
         fields.done()
@@ -141,7 +143,7 @@ class FileServicer(FileServiceServicer):
 
     async def Move(self, request: file_service_pb2.MoveRequest, context: _Context) -> file_service_pb2.MoveResponse:  # noqa: ARG002, N802
         """See the contract."""
-        fields = _fields(request)
+        fields = fields_for(self._sandbox_id, request.sandbox_id)
         fields.path("source_path", request.source_path)
         fields.path("target_path", request.target_path)
         fields.done()
@@ -154,7 +156,7 @@ class FileServicer(FileServiceServicer):
         context: _Context,  # noqa: ARG002
     ) -> file_service_pb2.RemoveResponse:
         """See the contract."""
-        fields = _fields(request)
+        fields = fields_for(self._sandbox_id, request.sandbox_id)
         fields.path("path", request.path)
         fields.done()
         await self._service.remove(request.path, recursive=request.recursive, missing_ok=request.missing_ok)
@@ -167,7 +169,7 @@ class FileServicer(FileServiceServicer):
     ) -> file_service_pb2.UploadArchiveResponse:
         """See the contract."""
         first = await _first(request_iterator)
-        fields = _fields(first)
+        fields = fields_for(self._sandbox_id, first.sandbox_id)
         fields.path("start.path", first.start.path)
         fields.done()
         unpacked = await self._service.upload_archive(
@@ -181,7 +183,7 @@ class FileServicer(FileServiceServicer):
         context: _Context,  # noqa: ARG002
     ) -> AsyncIterator[file_service_pb2.DownloadArchiveResponse]:
         """See the contract."""
-        fields = _fields(request)
+        fields = fields_for(self._sandbox_id, request.sandbox_id)
         fields.path("path", request.path)
         fields.done()
         async with aclosing(self._service.download_archive(request.path)) as chunks:
@@ -196,7 +198,7 @@ class FileServicer(FileServiceServicer):
         """See the contract."""
         first = await _first(request_iterator)
         start = first.start
-        fields = _fields(first)
+        fields = fields_for(self._sandbox_id, first.sandbox_id)
         fields.path("start.path", start.path)
         fields.between("start.strip", start.strip, 0, 32)
         fields.between("start.fuzz", start.fuzz, 0, 3)
@@ -244,16 +246,6 @@ async def _data(messages: AsyncIterator[_PieceT]) -> AsyncIterator[bytes]:
             raise InvalidArgumentError.of("data", "every message after the first must bring data or the end")
     if not ended:
         raise UnavailableError("the upload ended before its end message; send it again", reason="UPLOAD_CUT")
-
-
-class _Request(Protocol):
-    sandbox_id: str
-
-
-def _fields(request: _Request) -> Fields:
-    fields = Fields()
-    fields.sandbox_id("sandbox_id", request.sandbox_id)
-    return fields
 
 
 def _mode(fields: Fields, field: str, mode: int) -> None:

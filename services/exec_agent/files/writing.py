@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from services.exec_agent.files.errors import file_errors
 from services.exec_agent.files.ownership import DefaultOwner, Owner, give, make_directory, make_parents, owner_in
 from services.exec_agent.files.paths import open_directory, split_entry, temporary_name
+from services.exec_agent.files.resolving import is_directory, status_of
 
 
 class TemporaryFile:
@@ -135,7 +136,7 @@ class FileWriter:
         if path.endswith(b"/"):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         # Writing through a link changes the file it points to, as a shell's redirection does.
-        if not self._options.exclusive and os.path.islink(path):
+        if not self._options.exclusive and _is_link(path):
             path = os.path.realpath(path)
         parent, self._name = split_entry(path)
         if self._options.make_parents:
@@ -192,6 +193,13 @@ class FileWriter:
         os.fchmod(descriptor, mode)
 
 
+def _is_link(path: bytes) -> bool:
+    try:
+        return stat.S_ISLNK(status_of(path, follow=False).status.st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def _refuse(existing: os.stat_result, *, exclusive: bool) -> None:
     """Only a regular file may be replaced."""
     number = 0
@@ -223,12 +231,12 @@ def make_one_directory(path: bytes, mode: int, *, parents: bool, default_owner: 
     parent, name = split_entry(path)
     with file_errors(path):
         if parents:
-            if os.path.isdir(path):
+            if is_directory(path):
                 return
             make_parents(parent, default_owner)
         with open_directory(parent) as directory:
             try:
                 make_directory(name, directory, mode or 0o755, default_owner)
             except FileExistsError:
-                if not (parents and os.path.isdir(path)):
+                if not (parents and is_directory(path)):
                     raise

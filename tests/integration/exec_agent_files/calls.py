@@ -14,8 +14,7 @@ from orchard.exec.v1 import file_service_pb2 as pb
 from orchard.exec.v1.file_service_pb2_grpc import FileServiceStub
 
 from services.common.errors import DOMAIN, STATUS_DETAILS_KEY
-
-S = "sandbox"
+from tests.integration.exec_agent_files.serving import SANDBOX_ID as S
 
 
 async def write(stub: FileServiceStub, path: str, data: bytes | AsyncIterable[bytes] = b"", **start: Any) -> int:

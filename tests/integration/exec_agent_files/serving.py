@@ -25,6 +25,7 @@ from services.exec_agent.files.service import FileService
 from services.exec_agent.files.servicer import FileServicer
 
 UID = "files-test"
+SANDBOX_ID = "sandbox"
 
 
 @contextlib.asynccontextmanager
@@ -36,7 +37,7 @@ async def serving(address: str, public_keys: bytes, directory: Path) -> AsyncIte
         service_names=(),
         reflection=False,
     )
-    add_FileServiceServicer_to_server(FileServicer(service), server.grpc_server)
+    add_FileServiceServicer_to_server(FileServicer(service, SANDBOX_ID), server.grpc_server)
     await server.start(address)
     try:
         yield server

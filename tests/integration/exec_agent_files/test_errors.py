@@ -103,6 +103,40 @@ async def test_field_rules(stub: FileServiceStub, request_, fields: list[str]) -
     assert failure.fields == fields
 
 
+OTHER = "other-sandbox"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pb.WriteFileRequest(sandbox_id=OTHER, start=pb.WriteFileStart(path="x")),
+        pb.ReadFileRequest(sandbox_id=OTHER, path="x"),
+        pb.StatRequest(sandbox_id=OTHER, path="x"),
+        pb.ListDirectoryRequest(sandbox_id=OTHER, path="x"),
+        pb.MakeDirectoryRequest(sandbox_id=OTHER, path="x"),
+        pb.MoveRequest(sandbox_id=OTHER, source_path="x", target_path="y"),
+        pb.RemoveRequest(sandbox_id=OTHER, path="x"),
+        pb.UploadArchiveRequest(sandbox_id=OTHER, start=pb.UploadArchiveStart(path="x")),
+        pb.DownloadArchiveRequest(sandbox_id=OTHER, path="x"),
+        pb.ApplyPatchRequest(sandbox_id=OTHER, start=pb.ApplyPatchStart(path="x")),
+    ],
+    ids=lambda request: type(request).__name__,
+)
+async def test_what_is_meant_for_another_sandbox_is_not_done_here(stub: FileServiceStub, work: Path, request_) -> None:
+    (work / "x").mkdir()
+    method = getattr(stub, type(request_).__name__.removesuffix("Request"))
+    with fails() as failure:
+        if hasattr(request_, "start"):
+            await method(iter([request_]))
+        elif hasattr(call := method(request_), "__aiter__") and not hasattr(call, "__await__"):
+            async for _ in call:
+                pass
+        else:
+            await call
+    assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, "SANDBOX_NOT_FOUND")
+    assert [entry.name for entry in work.iterdir()] == ["x"]
+
+
 async def test_field_rules_of_streams(stub: FileServiceStub, work: Path) -> None:
     async def send(method, *messages):
         async def stream():

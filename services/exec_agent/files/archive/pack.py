@@ -11,7 +11,8 @@ from typing import Final
 
 from services.exec_agent.files.archive.headers import BLOCK
 from services.exec_agent.files.errors import BelowError, file_errors
-from services.exec_agent.files.reading import CHUNK_BYTES, open_regular
+from services.exec_agent.files.reading import CHUNK_BYTES, open_regular, open_regular_entry
+from services.exec_agent.files.resolving import open_path, status_of
 from services.exec_agent.files.tree import Cursor, Node, walk
 
 _MAXIMUM_HARD_LINKS: Final = 100_000  # remembered; more become files of their own
@@ -41,7 +42,7 @@ def pack(path: bytes) -> Generator[bytes, None, None]:
 
 
 def _pieces(path: bytes) -> Iterator[bytes]:
-    status = os.stat(path)
+    status = status_of(path, follow=True).status
     if not stat.S_ISDIR(status.st_mode):
         descriptor = open_regular(path)
         try:
@@ -52,7 +53,7 @@ def _pieces(path: bytes) -> Iterator[bytes]:
             os.close(descriptor)
         return
     hard_links: dict[tuple[int, int], bytes] = {}
-    with Cursor(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as cursor:
+    with Cursor(open_path(path, os.O_RDONLY | os.O_DIRECTORY)) as cursor:
         for node in walk(cursor, recursive=True):
             try:
                 yield from _node(node, hard_links)
@@ -77,7 +78,7 @@ def _node(node: Node, hard_links: dict[tuple[int, int], bytes]) -> Iterator[byte
         elif kind == tarfile.FIFOTYPE:
             header = _header(node.path, node.status, kind, b"")
         else:
-            descriptor = open_regular(node.name, os.O_NOFOLLOW, node.parent_fd)
+            descriptor = open_regular_entry(node.name, node.parent_fd)
     except OSError as error:
         # Gone, or something else by now.
         if error.errno in {errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EINVAL}:

@@ -145,6 +145,8 @@ class DockerRuntime:
                 _log.warning("a sandbox waits for the engine", uid=request.uid, why=str(error))
             except EngineError as error:
                 raise await self._failed(request.uid, live, f"the engine refuses: {error}") from None
+            except RemovalError as error:
+                raise await self._failed(request.uid, live, f"what an earlier attempt left: {error}") from None
             except TimeoutError:  # an OSError, too
                 why = f"its agent did not listen within {request.start_seconds:g} s"
                 raise await self._failed(request.uid, live, why) from None
@@ -157,7 +159,7 @@ class DockerRuntime:
 
     async def _make_once(self, request: Request, live: _Live, image: ImageFacts) -> None:
         place, uid, keys = self._place, request.uid, self._public_keys_pem()
-        await self._engine.remove(place.name(uid))  # of an attempt that an engine did not survive
+        await self._gone(place.name(uid))  # of an attempt that an engine did not survive
         await asyncio.to_thread(make_folders, place, request, image, keys)
         live.ended.clear()
         live.container = await self._created(place.name(uid), configuration(place, request, image, keys))
@@ -338,16 +340,25 @@ class DockerRuntime:
             live.deleting = True
         name = self._place.name(uid)
         try:
+            await self._gone(name)
+        except (EngineAwayError, EngineError) as error:
+            raise RemovalError(f"its container {name} cannot be removed: {error}") from None
+        self._live.pop(uid, None)
+        await asyncio.to_thread(self._remove_folder, uid)
+
+    async def _gone(self, name: str) -> None:
+        """Remove a container, and return once it is no more: its name is free then.
+
+        Raises:
+            RemovalError: it does not go away.
+        """
+        try:
             async with asyncio.timeout(_REMOVED_SECONDS):
                 # False also where somebody else removes it right now: then wait until it is gone.
                 while not await self._engine.remove(name) and await self._engine.inspect(name) is not None:  # noqa: ASYNC110
                     await asyncio.sleep(_REMOVED_POLL_SECONDS)
-        except (EngineAwayError, EngineError) as error:
-            raise RemovalError(f"its container {name} cannot be removed: {error}") from None
         except TimeoutError:
             raise RemovalError(f"its container {name} is being removed and does not go") from None
-        self._live.pop(uid, None)
-        await asyncio.to_thread(self._remove_folder, uid)
 
     async def close(self, *, platform_ends: bool) -> None:
         """Stop. Sandboxes live on, unless the platform ends: then they go."""

@@ -13,7 +13,7 @@ except ImportError:  # an installation without the extra
 
 from typer.core import TyperGroup
 
-from orchard._cli import admin, audit, commands, copying, execution, judge, plugins, tenants, trajectory_files
+from orchard._cli import admin, audit, commands, copying, execution, groups, judge, plugins, tenants, trajectory_files
 from orchard._cli.output import fail
 
 
@@ -88,6 +88,7 @@ app.command()(audit.audit)
 app.add_typer(admin.keys, name="keys")
 app.add_typer(tenants.tenants, name="tenants")
 app.add_typer(trajectory_files.trajectories, name="trajectories")
+app.add_typer(groups.groups, name="groups")
 app.add_typer(judge.judge, name="judge")
 app.command()(admin.version)
 

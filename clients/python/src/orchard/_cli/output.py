@@ -67,6 +67,8 @@ def describe(error: BaseException) -> str:
         errors.TrajectoryNotFound: "`orchard trajectories list` shows which there are",
     }
     fix = next((fix for kind, fix in fixes.items() if isinstance(error, kind)), "")
+    if error.reason == "GROUP_NOT_FOUND":
+        fix = "`orchard groups list` shows which there are"
     return f"{text}; {fix}" if fix else text
 
 
@@ -116,6 +118,7 @@ _COLOURS: Mapping[str, str] = {
     "deleted": "dim",
     "open": "yellow",
     "completed": "green",
+    "closed": "green",
     "aborted": "dim",
     "scored": "green",
     "excluded": "red",
@@ -172,6 +175,11 @@ def age(moment: dt.datetime | None, *, now: dt.datetime | None = None) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f}{unit}"
     return f"{seconds:.0f}s"
+
+
+def moment(time: dt.datetime | None) -> str:
+    """A point in time, in the local zone; empty without one."""
+    return time.astimezone().isoformat(sep=" ", timespec="milliseconds") if time else ""
 
 
 def size(count: float) -> str:

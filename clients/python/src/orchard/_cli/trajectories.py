@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from orchard._cli.output import Json, age, client, pairs, print_json, show, size, table
+from orchard._cli.output import Json, age, client, moment, pairs, print_json, show, size, table
 from orchard._cli.trajectory_filters import TrajectoryId, complete_trajectory, with_filters
 
 if TYPE_CHECKING:
@@ -121,13 +121,9 @@ def _facts(info: TrajectoryInfo) -> list[tuple[str, str]]:
             "tokens",
             f"{totals.prompt_tokens:,} read, {totals.completion_tokens:,} written" if totals.prompt_tokens else "",
         ),
-        ("created", _moment(info.create_time)),
-        ("sealed", _moment(info.seal_time)),
+        ("created", moment(info.create_time)),
+        ("sealed", moment(info.seal_time)),
     ]
-
-
-def _moment(moment: Any) -> str:
-    return moment.astimezone().isoformat(sep=" ", timespec="milliseconds") if moment else ""
 
 
 def _plain(api: SandboxClient, step: Step, full: bool) -> Any:

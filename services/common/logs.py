@@ -73,9 +73,15 @@ class _Formatter(logging.Formatter):
             return json.dumps({**fields, **known}, default=str)
         parts = [
             f"{record.levelname.lower():<8}{record.getMessage()}",
-            *(f"{key}={value}" for key, value in fields.items()),
+            *(f"{key}={_on_one_line(value)}" for key, value in fields.items()),
         ]
         return " ".join(parts) + (f"\n{trace}" if trace else "")
+
+
+def _on_one_line(value: object) -> str:
+    """A value as text; quoted where it could be taken for another line or another field."""
+    text = str(value)
+    return text if text.isprintable() else json.dumps(text)
 
 
 def _shown(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -236,7 +236,10 @@ class Execution:
         """Pass a signal on to a running command."""
         if self._process is not None and self._exited is None:
             self._sent.add(number)
-            self._process.signal(target, number)
+            if target is Target.TREE and number == signal.SIGKILL:
+                self._process.kill()
+            else:
+                self._process.signal(target, number)
 
     def _kill(self) -> None:
         if self._process is not None:
@@ -252,8 +255,7 @@ class Execution:
         self.on_lost()
 
     def _over_limit(self) -> None:
-        limit = self.command.output_limit if self.command is not None else 0
-        self.cancel(End.OUTPUT_LIMIT, f"it wrote {limit:,} bytes, its output limit")
+        self.cancel(End.OUTPUT_LIMIT, self._limit_message())
 
     def _orphaned(self) -> None:
         seconds = self.command.orphan_timeout if self.command is not None else None
@@ -290,11 +292,18 @@ class Execution:
         elif self._exited is not None:
             self._finish(*self._natural_end(self._exited))
 
+    def _limit_message(self) -> str:
+        limit = self.command.output_limit if self.command is not None else 0
+        return f"it wrote more than {limit:,} bytes, its output limit"
+
     def _natural_end(self, exited: Exited) -> tuple[End, str]:
         code = os.waitstatus_to_exitcode(exited.status)
         suspicious = code in (-signal.SIGKILL, _SHELL_KILLED) or (exited.child_killed and code != 0)
         if suspicious and signal.SIGKILL not in self._sent and self._host.oom.read() != self._oom_before:
             return End.OUT_OF_MEMORY, "the sandbox's memory limit ended it; give the sandbox more memory"
+        if self.pump is not None and self.pump.cut:
+            # It ended before it could be told to. What is kept is not all that it wrote: that is no good result.
+            return End.OUTPUT_LIMIT, self._limit_message()
         if code >= 0:
             return End.EXITED, ""
         if -code in self._sent:

@@ -97,17 +97,24 @@ class Process:
         self._under_way = False
         self._reaper = 0
 
-    def signal(self, target: Target, number: int) -> None:
-        """Send a signal. Before the start it waits for it."""
-        with contextlib.suppress(OSError):  # the reaper is gone, and on_lost or on_empty says so
+    def signal(self, target: Target, number: int) -> bool:
+        """Send a signal. Before the start it waits for it. False: user code has stopped the reaper, and it is full."""
+        try:
             self._control.send(wire.ORDER.pack(target, number))
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # the reaper is gone, and on_lost or on_empty says so
+        return True
 
     def kill(self) -> None:
         """Kill the whole tree, also where user code has stopped the reaper."""
-        self.signal(Target.TREE, signal.SIGKILL)
+        taken = self.signal(Target.TREE, signal.SIGKILL)
         if self._reaper and self._events is not None:
             with contextlib.suppress(OSError):
                 os.kill(self._reaper, signal.SIGCONT)
+            if not taken:
+                self._waits.call_later(_RETRY_SECONDS, self.kill)
 
     def detach(self) -> None:
         """Hear no more of it. A command that still runs is killed; what an ended one left behind lives on."""

@@ -46,6 +46,8 @@ class OutputPump:
         self._stalled: Timer | None = None
         self.followers: set[Follower] = set()
         self.on_eof: Callable[[], None] | None = None
+        self.cut = False
+        """Whether more was written than the limit allows."""
         for pipe in pipes:
             os.set_blocking(pipe, False)
             self._waits.watch(pipe, self._readable, pipe)
@@ -105,12 +107,12 @@ class OutputPump:
 
     def _keep(self, stream: int, data: bytes) -> None:
         spool = self._spool
-        if self._limit:
-            if spool.end >= self._limit:
-                return  # it was told to end; it must not block on a full pipe meanwhile
-            data = data[: self._limit - spool.end]
-        spool.append(stream, data)
-        if self._limit and spool.end >= self._limit:
+        kept = data[: self._limit - spool.end] if self._limit else data
+        if kept:
+            spool.append(stream, kept)
+        if len(kept) < len(data) and not self.cut:
+            # It is told to end. What it writes until then is read and forgotten: it must not block on a full pipe.
+            self.cut = True
             self._on_limit()
 
     def _enlarge(self, pipe: int) -> None:

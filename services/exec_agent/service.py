@@ -207,7 +207,7 @@ class ExecService:
 
     def _start_next(self) -> None:
         """Start the first serial command that waits, if none runs."""
-        while self._queue and self._serial is None:
+        while self._queue and self._serial is None and not self._stopping:
             execution = self._queue.popleft()
             if execution.command is not None and execution.result is None:
                 self._serial = execution

@@ -119,7 +119,10 @@ static void stop(struct supervisor *self) {
 /* What is due now: a start, or the end of an agent that does not stop. */
 static void act_on_time(struct supervisor *self) {
   if (now_ms() < self->due_ms) return;
-  if (self->stopping) kill(self->agent, SIGKILL);
+  if (self->stopping) {
+    kill(self->agent, SIGKILL);
+    self->due_ms = now_ms() + STOP_MS; /* one that the kernel holds may take its time */
+  }
   else if (self->agent <= 0) start_agent(self);
 }
 

@@ -22,6 +22,7 @@ VERSION_2: Final = "cgroup-v2"
 _CONTROLLERS: Final = ("memory", "pids", "cpu", "freezer")
 _CPU_PERIOD_MICROSECONDS: Final = 100_000
 _REMOVE_SECONDS: Final = 2.0
+_LEAF: Final = "-platform"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,16 @@ def open_group(paths: Mapping[str, str], limits: Limits) -> Group:
     for path in paths.values():
         Path(path).mkdir(exist_ok=True)
     limit(paths, limits)
-    procs = tuple(os.open(f"{path}/cgroup.procs", os.O_WRONLY) for path in paths.values())
-    event, counter = _watch_memory(paths)
+    with contextlib.ExitStack() as held:
+        procs = tuple(_held(held, os.open(f"{path}/cgroup.procs", os.O_WRONLY)) for path in paths.values())
+        event, counter = _watch_memory(paths, held)
+        held.pop_all()
     return Group(procs, event, counter)
+
+
+def _held(held: contextlib.ExitStack, descriptor: int) -> int:
+    held.callback(os.close, descriptor)
+    return descriptor
 
 
 def limit(paths: Mapping[str, str], limits: Limits) -> None:
@@ -114,14 +122,14 @@ def _limit_version_2(path: str, limits: Limits) -> None:
         _write(f"{path}/cpu.max", f"{int(limits.cpu * _CPU_PERIOD_MICROSECONDS)} {_CPU_PERIOD_MICROSECONDS}")
 
 
-def _watch_memory(paths: Mapping[str, str]) -> tuple[int | None, int | None]:
+def _watch_memory(paths: Mapping[str, str], held: contextlib.ExitStack) -> tuple[int | None, int | None]:
     if "memory" in paths:
-        counter = os.open(f"{paths['memory']}/memory.oom_control", os.O_RDONLY)
-        event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        counter = _held(held, os.open(f"{paths['memory']}/memory.oom_control", os.O_RDONLY))
+        event = _held(held, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         _write(f"{paths['memory']}/cgroup.event_control", f"{event} {counter}")
         return event, counter
     if "unified" in paths:
-        return None, os.open(f"{paths['unified']}/memory.events", os.O_RDONLY)
+        return None, _held(held, os.open(f"{paths['unified']}/memory.events", os.O_RDONLY))
     return None, None
 
 
@@ -229,10 +237,19 @@ def _find_version_1(name: str) -> Cgroups:
     return Cgroups(VERSION_1, parents)
 
 
+def top_of(own: Path, name: str) -> Path:
+    """The group below which those of sandboxes are made, of a process that is in the group `own`.
+
+    One that was started by a node that had already moved itself to a leaf is born in that leaf. Below it groups would
+    be others than before, and sandboxes that live on would not be found in them.
+    """
+    return own.parent if own.name == f"{name}{_LEAF}" else own
+
+
 def _find_version_2(name: str) -> Cgroups:
     fix = "Start with `systemd-run --user --scope -p Delegate=yes`, or run as root."
     own = Path("/proc/self/cgroup").read_text(encoding="utf-8").partition("0::/")[2].split("\n")[0]
-    top = ROOT / own
+    top = top_of(ROOT / own.lstrip("/"), name)
     parent = top / name
     wanted = {"memory", "pids", "cpu"}
     try:
@@ -240,7 +257,7 @@ def _find_version_2(name: str) -> Cgroups:
         if not wanted <= have:
             missing = ", ".join(sorted(wanted - have))
             return Cgroups("", {}, f"The controllers {missing} are not delegated to this user: not limited. {fix}")
-        leaf = top / f"{name}-platform"
+        leaf = top / f"{name}{_LEAF}"
         leaf.mkdir(exist_ok=True)
         # A group with processes of its own cannot hand controllers on, so those that are here move to a leaf.
         for pid in (top / "cgroup.procs").read_text(encoding="utf-8").split():

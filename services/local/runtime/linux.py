@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import struct
+import time
 from pathlib import Path
 from typing import Final
 
@@ -49,6 +51,7 @@ _KEYCTL_JOIN_SESSION_KEYRING: Final = 1
 _SECCOMP_SET_MODE_FILTER: Final = 1
 _SYSLOG_ACTION_READ_ALL: Final = 3
 _KERNEL_LOG_BYTES: Final = 256 << 10
+_LOG_SLACK_SECONDS: Final = 1.0
 _CAPABILITY_VERSION_3: Final = 0x20080522
 
 # Numbers from 424 on are the same on every architecture.
@@ -156,12 +159,30 @@ def kernel_log() -> str:
     return buffer.raw[:size].decode(errors="replace")
 
 
-def killed_for_memory(pid: int) -> bool:
-    """Whether the kernel says that it killed this very process. A counter of the machine would tell of others, too."""
+def killed_for_memory(pid: int, start: int) -> bool:
+    """Whether the kernel says that it killed this very process. A counter of the machine would tell of others, too.
+
+    Args:
+        pid: its id, which an earlier process may have had.
+        start: its start time in clock ticks since boot.
+    """
     try:
-        return f"Killed process {pid} (" in kernel_log()
+        log = kernel_log()
     except OSError:
         return False  # not ours to read (kernel.dmesg_restrict): then nothing is claimed
+    # The log's clock stands still while the machine sleeps.
+    asleep = time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
+    since = start / os.sysconf("SC_CLK_TCK") - asleep - _LOG_SLACK_SECONDS
+    return killed_since(log, pid, since)
+
+
+def killed_since(log: str, pid: int, since: float) -> bool:
+    """Whether a kernel's log has the end of a process by lack of memory, after so many seconds from boot on.
+
+    A line without a time counts.
+    """
+    found = re.findall(rf"^(?:<\d+>)?(?:\[ *(\d+\.\d+)\])?.*Killed process {pid} \(", log, re.MULTILINE)
+    return any(not seconds or float(seconds) >= since for seconds in found)
 
 
 def seccomp(program: bytes) -> None:

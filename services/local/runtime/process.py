@@ -323,7 +323,7 @@ class ProcessRuntime:
         live.ended.set()
         if live.deleting:
             return
-        if linux.killed_for_memory(live.init.pid):
+        if linux.killed_for_memory(live.init.pid, live.init.start):
             end = Ended(uid, Reason.OOM, "the machine ran out of memory and ended it as a whole")
         else:
             end = Ended(uid, Reason.DELETED_EXTERNALLY, "its first process was ended from outside")

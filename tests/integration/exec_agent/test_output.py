@@ -202,6 +202,22 @@ async def test_output_limit_ends_a_command(client: Client) -> None:
     assert output.stdout == (b"y\n" * 50_001)[:100_001]
 
 
+@pytest.mark.parametrize("beyond", [-1, 0])
+async def test_what_fits_its_output_limit_is_a_result(client: Client, beyond: int) -> None:
+    response = await client.start(spec("head", "-c", str(100_000 + beyond), "/dev/zero", output_limit_bytes=100_000))
+    result = response.exec.result
+    assert (result.ended, result.exit_code) == (exec_pb2.EXEC_END_EXITED, 0)
+    assert (result.output_bytes, result.dropped_bytes) == (100_000 + beyond, 0)
+
+
+@pytest.mark.parametrize("beyond", [1, 100, 64 * KIB])
+async def test_output_that_was_cut_is_no_result_however_fast_the_command_ends(client: Client, beyond: int) -> None:
+    for _ in range(10):
+        command = spec("head", "-c", str(1000 + beyond), "/dev/zero", output_limit_bytes=1000)
+        result = (await client.start(command)).exec.result
+        assert (result.ended, result.exit_code, result.output_bytes) == (exec_pb2.EXEC_END_OUTPUT_LIMIT, -1, 1000)
+
+
 async def test_memory_stays_flat(client: Client, shared_agent: AgentProcess) -> None:
     def resident() -> int:
         status = Path(f"/proc/{shared_agent.process.pid}/status").read_text()

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -272,6 +273,32 @@ async def test_an_agent_that_stops_in_order_leaves_the_same(make_agent: MakeAgen
         assert list(found.values()) == before
         assert (await client.read("large")).stdout == bytes(100_000)
         assert (await client.read("running")).stdout == b"up"
+
+
+async def test_no_command_starts_while_the_agent_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    services: list[service.ExecService] = []
+    made = service.ExecService.__init__
+
+    def remember(self: service.ExecService, *arguments: Any, **named: Any) -> None:
+        services.append(self)
+        made(self, *arguments, **named)
+
+    monkeypatch.setattr(service.ExecService, "__init__", remember)
+    with short_folder() as folder:
+        async with agent_here(folder) as client:
+            await client.start(spec(shell="until [ -e go ]; do sleep 0.01; done"), wait=0, exec_id="first")
+            await client.start(spec(shell="touch ran"), wait=0, exec_id="second")
+            services[0].interrupt()
+            (folder / "go").touch()
+            first = services[0].find("first")
+            await first.done.wait(30)
+            assert first.result is not None
+            assert services[0].find("second").result is None
+        assert not (folder / "ran").exists()
+        async with agent_here(folder) as client:
+            # It never began, so whoever asked for it may ask again.
+            await client.run(spec(shell="touch ran"), "second")
+        assert (folder / "ran").exists()
 
 
 def in_state(folder: Path) -> set[str]:

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -44,9 +45,12 @@ class OneMachine:
         os.kill(json.loads(record.read_text())["init"]["pid"], signal.SIGKILL)
 
     def seen_outside(self, sandbox: sandbox_pb2.Sandbox) -> Iterator[bytes]:
-        for path in self.platform.data.rglob("*"):
-            if path.is_file() and not path.is_symlink():
-                yield path.read_bytes()
+        # Not rglob: sandboxes that are made ahead come and go meanwhile.
+        for folder, _, names in os.walk(self.platform.data):
+            for path in (Path(folder, name) for name in names):
+                with contextlib.suppress(FileNotFoundError):
+                    if path.is_file() and not path.is_symlink():
+                        yield path.read_bytes()
         yield self.platform.output().encode()
         if self.engine is not None:
             container = self.container_of(sandbox)

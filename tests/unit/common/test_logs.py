@@ -22,3 +22,12 @@ def test_fields_of_the_call_are_added_and_secrets_hidden(capsys: pytest.CaptureF
 def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(ValueError, match="log level"):
         logs.configure("test", level="loud")
+
+
+@pytest.mark.parametrize("value", ["a\nerror   forged", "a\r\x1b[2Kforged", "a\u2028forged"])
+def test_a_value_stays_on_its_line(capsys: pytest.CaptureFixture[str], value: str) -> None:
+    logs.configure("test")
+    logs.get_logger("x").warning("hello", why=value)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning hello why=")
+    assert line.isprintable()

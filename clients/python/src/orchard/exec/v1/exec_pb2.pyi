@@ -212,7 +212,7 @@ class ExecSpec(_message.Message):
     merge_stderr: _builtins.bool
     """Send stderr into stdout's pipe, which keeps their exact order."""
     output_limit_bytes: _builtins.int
-    """End the command as OUTPUT_LIMIT when it has written this many bytes. Zero: no limit."""
+    """End the command as OUTPUT_LIMIT when it writes more than this many bytes, of which these are kept. Zero: no limit."""
     retained_limit_bytes: _builtins.int
     """Keep at most this many bytes of output for readers; older ones drop. Default 64 MiB; from 64 KiB to 1 GiB."""
     stdin: _builtins.bytes

@@ -19,6 +19,11 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _PATIENCE_SECONDS: Final = 5.0
 
+READY: Final = "ready"
+"""Health name that balancers ask for: SERVING from when every dependency has been well once until the server stops.
+What is away later every replica lacks, and one that is left out for it could not even say so.
+"""
+
 
 class _Watched:
     """The context of a Watch stream, with what it has told."""
@@ -70,13 +75,14 @@ class Health:
     def __init__(self, dependencies: Sequence[str] = ()) -> None:
         self._wrong: dict[str, str] = dict.fromkeys(dependencies, "not reached yet")
         self._unreached = set(dependencies)
+        self._awaited = set(dependencies)
         self._made = time.monotonic()
         self._servicer = _Servicer()
         self._names: tuple[str, ...] = ("",)
         self._stopped = False
 
     def register(self, server: grpc.aio.Server, service_names: Sequence[str] = ()) -> None:
-        """Serve grpc.health.v1 for the whole server and for each service name. A further server tells the same."""
+        """Serve grpc.health.v1 for the whole server, each service name and READY. A further server tells the same."""
         self._names = tuple(dict.fromkeys((*self._names, *service_names)))
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
@@ -85,10 +91,12 @@ class Health:
         status = _NOT_SERVING if self._wrong or self._stopped else _SERVING
         for name in self._names:
             await self._servicer.set(name, status)
+        await self._servicer.set(READY, _NOT_SERVING if self._awaited or self._stopped else _SERVING)
 
     async def well(self, dependency: str) -> None:
         """The dependency answers."""
         self._unreached.discard(dependency)
+        self._awaited.discard(dependency)
         if self._wrong.pop(dependency, None) is not None:
             _log.info("dependency is well", dependency=dependency)
             await self.publish()

@@ -74,7 +74,8 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
     health = Health([watch_cache.DEPENDENCY, api_keys.DEPENDENCY])
     tls = settings.client_tls()
     signer = Signer(load_private_key(settings.signing_key_file))
-    engine = connect(settings.database_url.get_secret_value(), tls=settings.database_tls())
+    url, connections = settings.database_url.get_secret_value(), settings.database_connections
+    engine = connect(url, pool_size=connections, tls=settings.database_tls())
     store, audit_table = GatewayStore(engine), AuditTable(engine)
     audit = AuditLog(audit_table, commands=settings.audit_commands, flush_seconds=settings.audit_flush_seconds)
     usage = UsageRecorder(store, usage_terms)

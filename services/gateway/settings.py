@@ -24,6 +24,9 @@ class GatewaySettings(AgentCallerSettings, DatabaseSettings):
         default="", description="gRPC address of the judge service. Empty: there is none, its calls are UNIMPLEMENTED."
     )
     node_address: str = Field(default="", description="gRPC address of the node daemon, where images are imported.")
+    database_connections: int = Field(
+        default=5, ge=2, le=100, description="Connections to PostgreSQL at most. All replicas' fit max_connections."
+    )
     runtime: Literal["process", "docker", "kubernetes"] = "process"
     key_refresh_seconds: float = Field(
         default=3.0, gt=0, le=60, description="How often revoked and changed keys are read again."

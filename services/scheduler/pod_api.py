@@ -145,7 +145,7 @@ class PodApi:
         # A uid that is given must be the one that is there: it cannot be changed.
         patch = {"metadata": {"uid": uid, "annotations": annotations}}
         answer = await self._send("PATCH", f"/{name}", _MERGE_PATCH, patch)
-        if answer.not_found or answer.reason == "Invalid":
+        if answer.not_found or (answer.reason == "Invalid" and "metadata.uid" in _causes(answer.object, "field")):
             return False
         if answer.status != 200:
             raise self._refusal(answer, "patch a Pod")
@@ -217,7 +217,7 @@ class PodApi:
         message = answer.message
         if "exceeded quota" in message or "failed quota" in message:
             return ResourceExhaustedError(f"the cluster's quota refused it: {message}", reason="CLUSTER_QUOTA")
-        if "NamespaceTerminating" in _causes(answer.object):
+        if "NamespaceTerminating" in _causes(answer.object, "reason"):
             return _away(f"is removing the namespace: {message}")
         if " cannot " in message and "User " in message:
             self._complain(f"the scheduler may not {what}; grant its Role (deploy/kustomize/base/rbac.yaml): {message}")
@@ -241,6 +241,7 @@ def _seconds(retry_after: str) -> float:
     return float(retry_after) if retry_after.isdecimal() else _RETRY_AFTER_SECONDS
 
 
-def _causes(status: Pod) -> set[str]:
+def _causes(status: Pod, what: str) -> set[str]:
+    """The `reason` or the `field` of each cause that a Status names."""
     causes = (status.get("details") or {}).get("causes") or ()
-    return {str(cause.get("reason", "")) for cause in causes}
+    return {str(cause.get(what, "")) for cause in causes}

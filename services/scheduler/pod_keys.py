@@ -12,7 +12,7 @@ from typing import Final
 
 from services.common import pods
 from services.common.backoff import Backoff
-from services.common.errors import OrchardError
+from services.common.errors import OrchardError, UnavailableError
 from services.common.logs import get_logger
 from services.common.tokens import PublicKeysFile
 from services.scheduler.pod_api import PodApi
@@ -20,6 +20,7 @@ from services.scheduler.pod_api import PodApi
 _log = get_logger(__name__)
 
 _LOOK_SECONDS: Final = 2.0
+_AWAY_IN_A_ROW: Final = 20  # after that it is not the Pods
 _LATE_SECONDS: Final = 60.0  # a create that began before the change has ended by then
 
 
@@ -56,13 +57,25 @@ class PodKeys:
         """Have every Pod show these keys; returns how many did not.
 
         Raises:
-            OrchardError: the API server did not take all of it; once more does the rest.
+            OrchardError: the API server refused some; all others show them, and once more does the rest.
         """
         self._use(pem)
-        changed = 0
+        changed = away = 0
+        refused: dict[str, OrchardError] = {}
         async for name, uid, notes in self._api.annotations():
-            if notes.get(pods.PUBLIC_KEYS) != pem and await self._api.annotate(name, uid, {pods.PUBLIC_KEYS: pem}):
-                changed += 1
+            if notes.get(pods.PUBLIC_KEYS) == pem:
+                continue
+            try:
+                changed += await self._api.annotate(name, uid, {pods.PUBLIC_KEYS: pem})
+                away = 0
+            except OrchardError as error:
+                refused[name] = error
+                away = away + 1 if isinstance(error, UnavailableError) else 0
+                if away == _AWAY_IN_A_ROW:
+                    break
         if changed:
             _log.info("public keys were shown to running Pods", pods=changed)
+        for name, why in refused.items():
+            _log.warning("a Pod does not show the present public keys", pod=name, refused=len(refused))
+            raise why
         return changed

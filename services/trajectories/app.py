@@ -39,14 +39,14 @@ from services.trajectories.store.trajectories import TrajectoryStore
 
 SERVICE_NAMES: Final = ("orchard.trajectory.v1.TrajectoryService", "orchard.trajectory.v1.GroupService")
 DEPENDENCY: Final = "database"
-_POOL: Final = 12
 
 
 @asynccontextmanager
 async def run(settings: TrajectoriesSettings, tasks: TaskGroup, telemetry: Telemetry | None) -> AsyncIterator[None]:
     """Run the trajectory service while the context is open."""
     health = Health([DEPENDENCY])
-    engine = connect(settings.database_url.get_secret_value(), pool_size=_POOL, tls=settings.database_tls())
+    url, connections = settings.database_url.get_secret_value(), settings.database_connections
+    engine = connect(url, pool_size=connections, tls=settings.database_tls())
     database, objects = Database(engine), ObjectStore(settings.object_store_url)
     store, blobs, appender = TrajectoryStore(database), BlobIndex(database), Appender(AppendStore(database))
     housekeeper = Housekeeper(store, blobs, objects, _now, blob_grace_seconds=settings.blob_grace_seconds)

@@ -20,7 +20,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Fixtures have ends of their own: one of them waits for a node that another run may have."""
     for item in items:
         if item.path.is_relative_to(HERE):
-            item.add_marker(pytest.mark.timeout(func_only=True))
+            if item.get_closest_marker("timeout") is None:  # a module's would come after one that is added here
+                item.add_marker(pytest.mark.timeout(func_only=True))
             if "node" in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.node)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 from pathlib import Path
@@ -52,6 +53,29 @@ def test_production_has_what_many_nodes_need(control_plane: Testbed, kustomize: 
     assert "orchard.local" not in text
     assert "registry.example/orchard/agent:" in text
     assert not [o for o in objects if o["kind"] in ("Secret", "StatefulSet")]
+
+
+def test_nobody_has_a_right_that_it_does_not_use(control_plane: Testbed, kustomize: Path) -> None:
+    for overlay in ("dev", "production"):
+        objects = rendered(control_plane, kustomize / "overlays" / overlay)
+        specs = {o["metadata"]["name"]: o["spec"]["template"]["spec"] for o in objects if o["kind"] == "Deployment"}
+        mounting = {name for name, spec in specs.items() if spec["automountServiceAccountToken"]}
+        assert mounting == {"scheduler", "watcher"}
+
+
+def test_all_connections_fit_postgresqls_default(control_plane: Testbed, kustomize: Path) -> None:
+    objects = rendered(control_plane, kustomize / "overlays/production")
+    scaled = {o["spec"]["scaleTargetRef"]["name"]: o["spec"] for o in objects if o["kind"] == "HorizontalPodAutoscaler"}
+    total = 0
+    for deployment in (o for o in objects if o["kind"] == "Deployment"):
+        name, spec = deployment["metadata"]["name"], deployment["spec"]
+        env = {one["name"]: one.get("value") for one in spec["template"]["spec"]["containers"][0]["env"]}
+        if "ORCHARD_DATABASE_URL" in env:
+            most = scaled[name]["maxReplicas"]
+            surge = spec.get("strategy", {}).get("rollingUpdate", {}).get("maxSurge", math.ceil(most / 4))
+            total += (most + surge) * int(env["ORCHARD_DATABASE_CONNECTIONS"])
+    assert 0 < total <= 97  # of 100, 3 are the administrator's
+    assert f": {total}." in (kustomize / "overlays/production/autoscaling.yaml").read_text()
 
 
 def rendered(testbed: Testbed, folder: Path) -> list[dict[str, Any]]:

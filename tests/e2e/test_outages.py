@@ -14,6 +14,7 @@ import pytest
 from google.rpc import error_details_pb2
 from orchard.sandbox.v1 import sandbox_pb2
 
+from services.common.health import READY
 from services.gateway.app import JUDGE_NAMES, TRAJECTORY_NAMES
 from services.gateway.app import SERVICE_NAMES as GATEWAY_NAMES
 from services.judge.app import SERVICE_NAMES as JUDGE_SERVICE_NAMES
@@ -74,6 +75,8 @@ async def test_health_says_that_a_dependency_is_down(platform: PlatformProcess, 
     await all_serve(platform)
     with platform.held_down(dependency):
         await dependents_say_so(platform, dependency)
+        # Balancers keep a gateway that can route; there is none that has what this one lacks.
+        assert await check(platform.address("gateway"), READY) == SERVING
     await all_serve(platform)
 
 

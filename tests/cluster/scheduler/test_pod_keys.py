@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from services.common import pods
+from services.common.errors import FailedPreconditionError
 from services.common.kubernetes import KubernetesClient
 from services.common.tokens import PublicKeysFile, generate_key, public_pem
 from services.scheduler import pod_api
@@ -41,6 +44,39 @@ async def shown(truth: Truth, name: str) -> str | None:
 
 async def test_without_pods_nothing_is_shown(truth: Truth, keys: PodKeys) -> None:
     assert await keys.show(PEM) == 0
+
+
+async def test_one_that_is_refused_keeps_no_other_from_it(control_plane: Testbed, truth: Truth, keys: PodKeys) -> None:
+    names = [f"p{number}" for number in range(4)]
+    for name in names:
+        await truth.create(name)
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}
+    policy: dict[str, Any] = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": "keep-p1"},
+        "spec": {
+            "matchConstraints": {"resourceRules": [rule]},
+            "validations": [{"expression": "object.metadata.name != 'p1'", "message": "p1 stays as it is"}],
+        },
+    }
+    binding = {
+        **policy,
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "spec": {"policyName": "keep-p1", "validationActions": ["Deny"]},
+    }
+    control_plane.apply(policy, binding)
+    try:
+        patch = ("-n", NAMESPACE, "patch", "pod", "p1", "--type=merge", "-p", '{"metadata":{"annotations":{"a":"b"}}}')
+        async with asyncio.timeout(60):  # it takes a moment to be in force
+            while control_plane.kubectl(*patch, "--dry-run=server", check=False):
+                await asyncio.sleep(0.1)
+        with pytest.raises(FailedPreconditionError, match="p1 stays as it is"):
+            await keys.show(PEM)
+    finally:
+        for kind in ("validatingadmissionpolicybinding", "validatingadmissionpolicy"):
+            control_plane.kubectl("delete", kind, "keep-p1")
+    assert [await shown(truth, name) for name in names] == [PEM, None, PEM, PEM]
 
 
 async def test_every_sandboxs_pod_shows_the_keys_page_by_page(

@@ -14,11 +14,12 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 
 from services.common.errors import NotFoundError, UnauthenticatedError, UnavailableError
-from services.common.health import Health
+from services.common.health import READY, Health
 from services.common.interceptor import REQUEST_ID_KEY, CallInterceptor, current_call
 from services.common.server import STREAM_GRACE_SECONDS, ListenError, Server
 from services.common.telemetry import Telemetry
 from services.common.tokens import Principal
+from tests.support.health import NOT_SERVING, SERVING, check
 
 
 class Handlers(grpc.GenericRpcHandler):
@@ -279,3 +280,27 @@ async def test_a_health_watch_sees_the_stop_and_does_not_hold_it_up(notice_secon
         await stop
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
         assert asyncio.get_running_loop().time() - began < STREAM_GRACE_SECONDS
+
+
+async def test_ready_means_that_everything_was_there_once() -> None:
+    health = Health(["store", "watcher"])
+    server = Server(interceptor=CallInterceptor(authenticator=None), health=health, service_names=["x"])
+    port = await server.start("127.0.0.1:0")
+    address = f"127.0.0.1:{port}"
+
+    async def told() -> tuple[int, int]:
+        return await check(address, READY), await check(address)
+
+    assert await told() == (NOT_SERVING, NOT_SERVING)
+    await health.well("store")
+    assert await told() == (NOT_SERVING, NOT_SERVING)
+    await health.unwell("store", "it went before the other came")
+    await health.well("watcher")
+    assert await told() == (SERVING, NOT_SERVING)
+    await health.well("store")
+    assert await told() == (SERVING, SERVING)
+    await health.unwell("watcher", "it is away")
+    assert await told() == (SERVING, NOT_SERVING)
+    await health.shutdown()
+    assert await told() == (NOT_SERVING, NOT_SERVING)
+    await server.stop()

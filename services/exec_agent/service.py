@@ -38,6 +38,7 @@ SANDBOX_SPOOL_LIMIT: Final = 1 << 30
 DEFAULT_RETAINED: Final = 64 << 20
 _SWEEP_SECONDS: Final = 30.0
 _SECRET_RETRY_SECONDS: Final = 0.2
+_SIGNALS_KEPT: Final = 256
 _RESTARTED = "the agent was restarted while it ran; it was ended and will not run again"
 
 
@@ -59,6 +60,7 @@ class ExecService:
         self._ended: OrderedDict[str, Execution] = OrderedDict()
         self._tombstones: OrderedDict[str, Execution] = OrderedDict()
         self._outliving: set[Execution] = set()
+        self._signals: dict[str, OrderedDict[str, tuple[Target, int]]] = {}
         self._queue: deque[Execution] = deque()
         self._serial: Execution | None = None
         self._active = 0
@@ -145,20 +147,37 @@ class ExecService:
         """A reader from `offset` on, to be closed by the caller."""
         return OutputReader(execution, offset, follow=follow)
 
-    def signal(self, exec_id: str, target: Target, number: int) -> Execution:
-        """Send a signal to a command that runs.
+    def signal(self, exec_id: str, target: Target, number: int, request_id: str = "") -> Execution:
+        """Send a signal to a command that runs; a repeat under the same request id sends nothing.
 
         Raises:
             NotFoundError: there is none with this id.
             FailedPreconditionError: EXEC_EXPIRED, or EXEC_NOT_STARTED while it waits in the queue.
+            AlreadyExistsError: the request id was used with another signal or target.
         """
         execution = self.find(exec_id)
         if execution in self._queue:
             raise FailedPreconditionError(
                 f"exec {exec_id!r} waits in the queue; cancel it, or wait until it runs", reason="EXEC_NOT_STARTED"
             )
-        execution.signal(target, number)
+        if not request_id or self._is_new_signal(exec_id, request_id, (target, number)):
+            execution.signal(target, number)
         return execution
+
+    def _is_new_signal(self, exec_id: str, request_id: str, what: tuple[Target, int]) -> bool:
+        sent = self._signals.setdefault(exec_id, OrderedDict())
+        earlier = sent.get(request_id)
+        if earlier is None:
+            sent[request_id] = what
+            if len(sent) > _SIGNALS_KEPT:
+                sent.popitem(last=False)
+        elif earlier != what:
+            raise AlreadyExistsError(
+                f"request id {request_id!r} was used with another signal or target; choose a new id for a new signal",
+                reason="SIGNAL_REQUEST_REUSED",
+                exec_id=exec_id,
+            )
+        return earlier is None
 
     def cancel(self, exec_id: str) -> Execution:
         """End a command, or make sure that one that has not arrived yet never starts.
@@ -259,6 +278,7 @@ class ExecService:
     def _forget(self, ended: OrderedDict[str, Execution]) -> None:
         exec_id, execution = ended.popitem(last=False)
         del self._held[exec_id]
+        self._signals.pop(exec_id, None)
         execution.spool.remove()
         if execution.pump is not None and not execution.pump.eof:
             # A child of it still writes: read on, so that it does not get SIGPIPE, and throw it away.

@@ -295,11 +295,13 @@ class ExecServicer(exec_service_pb2_grpc.ExecServiceServicer):
         else:
             fields.check(1 <= request.signal <= 64, "signal", "must be from 1 to 64, unless cancel is set")
         fields.check(0 <= request.target <= 2, "target", "must be TREE or LEADER")
+        fields.token_id("request_id", request.request_id, optional=True)
         fields.done()
         if request.cancel:
             execution = self._service.cancel(request.exec_id)
         else:
-            execution = self._service.signal(request.exec_id, Target(request.target or 1), request.signal)
+            target = Target(request.target or 1)
+            execution = self._service.signal(request.exec_id, target, request.signal, request.request_id)
         return exec_service_pb2.SignalExecResponse(exec=exec_message(execution))
 
     async def ListExecs(  # noqa: N802

@@ -12,6 +12,7 @@ import pytest
 from orchard.exec.v1 import exec_pb2
 
 from tests.integration.exec_agent.conftest import Client, await_end, lives, new_id, problem, spec
+from tests.support.wire import reason_of
 
 # Children that left the session, that forked twice, that ignore TERM: each writes its pid and would sleep for ever.
 TREE = """
@@ -274,3 +275,54 @@ async def test_bad_signals_name_the_field(client: Client, fields: dict[str, obje
     with problem() as found:
         await client.signal(new_id(), **fields)
     assert found[0].fields == ("signal",)
+
+
+async def test_a_repeated_signal_is_sent_once(client: Client) -> None:
+    exec_id = new_id()
+    shell = "trap 'echo one' USR1; trap 'echo two' USR2; echo ready; while :; do sleep 0.02; done"
+    await client.start(spec(shell=shell, concurrent=True), wait=0, exec_id=exec_id)
+    await client.until_output(exec_id, b"ready")
+    sent = {"signal": signal.SIGUSR1, "target": "SIGNAL_TARGET_LEADER", "request_id": "first"}
+    await client.signal(exec_id, **sent)
+    await client.until_output(exec_id, b"one")
+    await client.signal(exec_id, **sent)
+    # Whatever the repeat has sent comes before this one.
+    await client.signal(exec_id, signal=signal.SIGUSR2, target="SIGNAL_TARGET_LEADER")
+    assert (await client.until_output(exec_id, b"two")).count(b"one") == 1
+    # Another id is another signal, and so is none.
+    await client.signal(exec_id, **(sent | {"request_id": "second"}))
+    await client.until_output(exec_id, b"one\ntwo\none\n")
+    await client.signal(exec_id, **(sent | {"request_id": ""}))
+    await client.until_output(exec_id, b"one\ntwo\none\none\n")
+    for other in ({"signal": signal.SIGUSR2}, {"target": "SIGNAL_TARGET_TREE"}):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await client.signal(exec_id, **(sent | other))
+        assert (caught.value.code(), reason_of(caught.value)) == (
+            grpc.StatusCode.ALREADY_EXISTS,
+            "SIGNAL_REQUEST_REUSED",
+        )
+    await client.signal(exec_id, cancel=True)
+    await client.wait(exec_id)
+    # Ended, it is answered as it is.
+    assert (await client.signal(exec_id, **sent)).state == exec_pb2.EXEC_STATE_ENDED
+
+
+async def test_a_signals_request_id_is_checked(client: Client) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.signal(new_id(), signal=signal.SIGUSR1, request_id="with space")
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "request_id" in (caught.value.details() or "")
+
+
+async def test_many_signals_of_one_command_are_remembered_up_to_a_bound(client: Client) -> None:
+    exec_id = new_id()
+    await client.start(spec(shell="trap : USR1; echo ready; sleep 1000", concurrent=True), wait=0, exec_id=exec_id)
+    await client.until_output(exec_id, b"ready")
+    for number in range(257):
+        await client.signal(exec_id, signal=signal.SIGWINCH, request_id=f"r-{number}")
+    # Forgotten, the first may be of another signal; the second may not.
+    await client.signal(exec_id, signal=signal.SIGURG, request_id="r-0")
+    with pytest.raises(grpc.aio.AioRpcError):
+        await client.signal(exec_id, signal=signal.SIGURG, request_id="r-2")
+    await client.signal(exec_id, cancel=True)
+    await client.wait(exec_id)

@@ -202,7 +202,11 @@ class Run:
         await self._unary(
             lambda c: c.exec.SignalExec,
             exec_service_pb2.SignalExecRequest(
-                sandbox_id=self.sandbox_id, exec_id=self.exec_id, signal=number, target=target
+                sandbox_id=self.sandbox_id,
+                exec_id=self.exec_id,
+                signal=number,
+                target=target,
+                request_id=new_exec_id(),  # its retries send no second one
             ),
         )
 

@@ -26,15 +26,15 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from orchard.exec.v1 import exec_pb2 as orchard_dot_exec_dot_v1_dot_exec__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"orchard/exec/v1/exec_service.proto\x12\x0forchard.exec.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1aorchard/exec/v1/exec.proto\"\x89\x01\n\x10StartExecRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\x12\'\n\x04spec\x18\x03 \x01(\x0b\x32\x19.orchard.exec.v1.ExecSpec\x12\'\n\x04wait\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x7f\n\x11StartExecResponse\x12#\n\x04\x65xec\x18\x01 \x01(\x0b\x32\x15.orchard.exec.v1.Exec\x12,\n\x06output\x18\x02 \x03(\x0b\x32\x1c.orchard.exec.v1.OutputChunk\x12\x17\n\x0foutput_complete\x18\x03 \x01(\x08\"[\n\x11ReadOutputRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x11\n\tno_follow\x18\x04 \x01(\x08\"\xa6\x01\n\x12ReadOutputResponse\x12-\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x1c.orchard.exec.v1.OutputChunkH\x00\x12)\n\x03gap\x18\x02 \x01(\x0b\x32\x1a.orchard.exec.v1.OutputGapH\x00\x12-\n\x06result\x18\x03 \x01(\x0b\x32\x1b.orchard.exec.v1.ExecResultH\x00\x42\x07\n\x05\x65vent\"_\n\x0fWaitExecRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\x12\'\n\x04wait\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"7\n\x10WaitExecResponse\x12#\n\x04\x65xec\x18\x01 \x01(\x0b\x32\x15.orchard.exec.v1.Exec\"\x87\x01\n\x11SignalExecRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\x12\x0e\n\x06signal\x18\x03 \x01(\x05\x12-\n\x06target\x18\x04 \x01(\x0e\x32\x1d.orchard.exec.v1.SignalTarget\x12\x0e\n\x06\x63\x61ncel\x18\x05 \x01(\x08\"9\n\x12SignalExecResponse\x12#\n\x04\x65xec\x18\x01 \x01(\x0b\x32\x15.orchard.exec.v1.Exec\"M\n\x10ListExecsRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"R\n\x11ListExecsResponse\x12$\n\x05\x65xecs\x18\x01 \x03(\x0b\x32\x15.orchard.exec.v1.Exec\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"k\n\x0b\x45xecRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\x12\'\n\x04spec\x18\x03 \x01(\x0b\x32\x19.orchard.exec.v1.ExecSpec\x12\x0e\n\x06offset\x18\x04 \x01(\x03\"\xca\x01\n\x0c\x45xecResponse\x12(\n\x07started\x18\x01 \x01(\x0b\x32\x15.orchard.exec.v1.ExecH\x00\x12-\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1c.orchard.exec.v1.OutputChunkH\x00\x12)\n\x03gap\x18\x03 \x01(\x0b\x32\x1a.orchard.exec.v1.OutputGapH\x00\x12-\n\x06result\x18\x04 \x01(\x0b\x32\x1b.orchard.exec.v1.ExecResultH\x00\x42\x07\n\x05\x65vent*_\n\x0cSignalTarget\x12\x1d\n\x19SIGNAL_TARGET_UNSPECIFIED\x10\x00\x12\x16\n\x12SIGNAL_TARGET_TREE\x10\x01\x12\x18\n\x14SIGNAL_TARGET_LEADER\x10\x02\x32\xfd\x03\n\x0b\x45xecService\x12R\n\tStartExec\x12!.orchard.exec.v1.StartExecRequest\x1a\".orchard.exec.v1.StartExecResponse\x12W\n\nReadOutput\x12\".orchard.exec.v1.ReadOutputRequest\x1a#.orchard.exec.v1.ReadOutputResponse0\x01\x12O\n\x08WaitExec\x12 .orchard.exec.v1.WaitExecRequest\x1a!.orchard.exec.v1.WaitExecResponse\x12U\n\nSignalExec\x12\".orchard.exec.v1.SignalExecRequest\x1a#.orchard.exec.v1.SignalExecResponse\x12R\n\tListExecs\x12!.orchard.exec.v1.ListExecsRequest\x1a\".orchard.exec.v1.ListExecsResponse\x12\x45\n\x04\x45xec\x12\x1c.orchard.exec.v1.ExecRequest\x1a\x1d.orchard.exec.v1.ExecResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"orchard/exec/v1/exec_service.proto\x12\x0forchard.exec.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1aorchard/exec/v1/exec.proto\"\x89\x01\n\x10StartExecRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\x12\'\n\x04spec\x18\x03 \x01(\x0b\x32\x19.orchard.exec.v1.ExecSpec\x12\'\n\x04wait\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x7f\n\x11StartExecResponse\x12#\n\x04\x65xec\x18\x01 \x01(\x0b\x32\x15.orchard.exec.v1.Exec\x12,\n\x06output\x18\x02 \x03(\x0b\x32\x1c.orchard.exec.v1.OutputChunk\x12\x17\n\x0foutput_complete\x18\x03 \x01(\x08\"[\n\x11ReadOutputRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x11\n\tno_follow\x18\x04 \x01(\x08\"\xa6\x01\n\x12ReadOutputResponse\x12-\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x1c.orchard.exec.v1.OutputChunkH\x00\x12)\n\x03gap\x18\x02 \x01(\x0b\x32\x1a.orchard.exec.v1.OutputGapH\x00\x12-\n\x06result\x18\x03 \x01(\x0b\x32\x1b.orchard.exec.v1.ExecResultH\x00\x42\x07\n\x05\x65vent\"_\n\x0fWaitExecRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\x12\'\n\x04wait\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"7\n\x10WaitExecResponse\x12#\n\x04\x65xec\x18\x01 \x01(\x0b\x32\x15.orchard.exec.v1.Exec\"\x9b\x01\n\x11SignalExecRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\x12\x0e\n\x06signal\x18\x03 \x01(\x05\x12-\n\x06target\x18\x04 \x01(\x0e\x32\x1d.orchard.exec.v1.SignalTarget\x12\x0e\n\x06\x63\x61ncel\x18\x05 \x01(\x08\x12\x12\n\nrequest_id\x18\x06 \x01(\t\"9\n\x12SignalExecResponse\x12#\n\x04\x65xec\x18\x01 \x01(\x0b\x32\x15.orchard.exec.v1.Exec\"M\n\x10ListExecsRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"R\n\x11ListExecsResponse\x12$\n\x05\x65xecs\x18\x01 \x03(\x0b\x32\x15.orchard.exec.v1.Exec\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"k\n\x0b\x45xecRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65xec_id\x18\x02 \x01(\t\x12\'\n\x04spec\x18\x03 \x01(\x0b\x32\x19.orchard.exec.v1.ExecSpec\x12\x0e\n\x06offset\x18\x04 \x01(\x03\"\xca\x01\n\x0c\x45xecResponse\x12(\n\x07started\x18\x01 \x01(\x0b\x32\x15.orchard.exec.v1.ExecH\x00\x12-\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1c.orchard.exec.v1.OutputChunkH\x00\x12)\n\x03gap\x18\x03 \x01(\x0b\x32\x1a.orchard.exec.v1.OutputGapH\x00\x12-\n\x06result\x18\x04 \x01(\x0b\x32\x1b.orchard.exec.v1.ExecResultH\x00\x42\x07\n\x05\x65vent*_\n\x0cSignalTarget\x12\x1d\n\x19SIGNAL_TARGET_UNSPECIFIED\x10\x00\x12\x16\n\x12SIGNAL_TARGET_TREE\x10\x01\x12\x18\n\x14SIGNAL_TARGET_LEADER\x10\x02\x32\xfd\x03\n\x0b\x45xecService\x12R\n\tStartExec\x12!.orchard.exec.v1.StartExecRequest\x1a\".orchard.exec.v1.StartExecResponse\x12W\n\nReadOutput\x12\".orchard.exec.v1.ReadOutputRequest\x1a#.orchard.exec.v1.ReadOutputResponse0\x01\x12O\n\x08WaitExec\x12 .orchard.exec.v1.WaitExecRequest\x1a!.orchard.exec.v1.WaitExecResponse\x12U\n\nSignalExec\x12\".orchard.exec.v1.SignalExecRequest\x1a#.orchard.exec.v1.SignalExecResponse\x12R\n\tListExecs\x12!.orchard.exec.v1.ListExecsRequest\x1a\".orchard.exec.v1.ListExecsResponse\x12\x45\n\x04\x45xec\x12\x1c.orchard.exec.v1.ExecRequest\x1a\x1d.orchard.exec.v1.ExecResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'orchard.exec.v1.exec_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SIGNALTARGET']._serialized_start=1474
-  _globals['_SIGNALTARGET']._serialized_end=1569
+  _globals['_SIGNALTARGET']._serialized_start=1494
+  _globals['_SIGNALTARGET']._serialized_end=1589
   _globals['_STARTEXECREQUEST']._serialized_start=116
   _globals['_STARTEXECREQUEST']._serialized_end=253
   _globals['_STARTEXECRESPONSE']._serialized_start=255
@@ -48,17 +48,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WAITEXECRESPONSE']._serialized_start=743
   _globals['_WAITEXECRESPONSE']._serialized_end=798
   _globals['_SIGNALEXECREQUEST']._serialized_start=801
-  _globals['_SIGNALEXECREQUEST']._serialized_end=936
-  _globals['_SIGNALEXECRESPONSE']._serialized_start=938
-  _globals['_SIGNALEXECRESPONSE']._serialized_end=995
-  _globals['_LISTEXECSREQUEST']._serialized_start=997
-  _globals['_LISTEXECSREQUEST']._serialized_end=1074
-  _globals['_LISTEXECSRESPONSE']._serialized_start=1076
-  _globals['_LISTEXECSRESPONSE']._serialized_end=1158
-  _globals['_EXECREQUEST']._serialized_start=1160
-  _globals['_EXECREQUEST']._serialized_end=1267
-  _globals['_EXECRESPONSE']._serialized_start=1270
-  _globals['_EXECRESPONSE']._serialized_end=1472
-  _globals['_EXECSERVICE']._serialized_start=1572
-  _globals['_EXECSERVICE']._serialized_end=2081
+  _globals['_SIGNALEXECREQUEST']._serialized_end=956
+  _globals['_SIGNALEXECRESPONSE']._serialized_start=958
+  _globals['_SIGNALEXECRESPONSE']._serialized_end=1015
+  _globals['_LISTEXECSREQUEST']._serialized_start=1017
+  _globals['_LISTEXECSREQUEST']._serialized_end=1094
+  _globals['_LISTEXECSRESPONSE']._serialized_start=1096
+  _globals['_LISTEXECSRESPONSE']._serialized_end=1178
+  _globals['_EXECREQUEST']._serialized_start=1180
+  _globals['_EXECREQUEST']._serialized_end=1287
+  _globals['_EXECRESPONSE']._serialized_start=1290
+  _globals['_EXECRESPONSE']._serialized_end=1492
+  _globals['_EXECSERVICE']._serialized_start=1592
+  _globals['_EXECSERVICE']._serialized_end=2101
 # @@protoc_insertion_point(module_scope)

@@ -256,6 +256,7 @@ class SignalExecRequest(_message.Message):
     SIGNAL_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     sandbox_id: _builtins.str
     """The sandbox."""
     exec_id: _builtins.str
@@ -268,6 +269,10 @@ class SignalExecRequest(_message.Message):
     """End the command: out of the queue, or TERM and after its grace KILL to every descendant. It ends as KILLED, or NOT_STARTED if it
     was queued. For an exec id that has not arrived yet, it makes sure that it will not start.
     """
+    request_id: _builtins.str
+    """Chosen by the caller: 1 to 64 of A-Z, a-z, 0-9, '-', '_'. A repeat with the same id sends nothing: the last 256 of each exec are
+    remembered as long as the exec is kept. Optional; without one each call sends the signal. Not needed with cancel.
+    """
     def __init__(
         self,
         *,
@@ -276,10 +281,11 @@ class SignalExecRequest(_message.Message):
         signal: _builtins.int = ...,
         target: Global___SignalTarget.ValueType = ...,
         cancel: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "exec_id", b"exec_id", "sandbox_id", b"sandbox_id", "signal", b"signal", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "exec_id", b"exec_id", "request_id", b"request_id", "sandbox_id", b"sandbox_id", "signal", b"signal", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

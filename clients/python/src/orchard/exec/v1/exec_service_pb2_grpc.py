@@ -104,8 +104,9 @@ class ExecServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SignalExec(self, request, context):
-        """SignalExec sends a signal, or cancels. Idempotent: an ended exec is returned as it is. Errors: FAILED_PRECONDITION
-        (EXEC_NOT_STARTED: a queued exec can only be cancelled; EXEC_EXPIRED).
+        """SignalExec sends a signal, or cancels. Idempotent with a request id, and with cancel: an ended exec is returned as it is. Errors:
+        FAILED_PRECONDITION (EXEC_NOT_STARTED: a queued exec can only be cancelled; EXEC_EXPIRED), ALREADY_EXISTS (SIGNAL_REQUEST_REUSED: the
+        request id was used with another signal or target).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

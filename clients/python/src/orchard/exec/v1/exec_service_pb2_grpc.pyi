@@ -52,8 +52,9 @@ class ExecServiceStub:
     WaitExec: _grpc.UnaryUnaryMultiCallable[_exec_service_pb2.WaitExecRequest, _exec_service_pb2.WaitExecResponse]
     """WaitExec returns when the command has ended or the wait is over, whichever is first; look at the state."""
     SignalExec: _grpc.UnaryUnaryMultiCallable[_exec_service_pb2.SignalExecRequest, _exec_service_pb2.SignalExecResponse]
-    """SignalExec sends a signal, or cancels. Idempotent: an ended exec is returned as it is. Errors: FAILED_PRECONDITION
-    (EXEC_NOT_STARTED: a queued exec can only be cancelled; EXEC_EXPIRED).
+    """SignalExec sends a signal, or cancels. Idempotent with a request id, and with cancel: an ended exec is returned as it is. Errors:
+    FAILED_PRECONDITION (EXEC_NOT_STARTED: a queued exec can only be cancelled; EXEC_EXPIRED), ALREADY_EXISTS (SIGNAL_REQUEST_REUSED: the
+    request id was used with another signal or target).
     """
     ListExecs: _grpc.UnaryUnaryMultiCallable[_exec_service_pb2.ListExecsRequest, _exec_service_pb2.ListExecsResponse]
     """ListExecs returns the sandbox's commands, newest first, in pages."""
@@ -86,8 +87,9 @@ class ExecServiceAsyncStub(ExecServiceStub):
     WaitExec: _aio.UnaryUnaryMultiCallable[_exec_service_pb2.WaitExecRequest, _exec_service_pb2.WaitExecResponse]  # type: ignore[assignment]
     """WaitExec returns when the command has ended or the wait is over, whichever is first; look at the state."""
     SignalExec: _aio.UnaryUnaryMultiCallable[_exec_service_pb2.SignalExecRequest, _exec_service_pb2.SignalExecResponse]  # type: ignore[assignment]
-    """SignalExec sends a signal, or cancels. Idempotent: an ended exec is returned as it is. Errors: FAILED_PRECONDITION
-    (EXEC_NOT_STARTED: a queued exec can only be cancelled; EXEC_EXPIRED).
+    """SignalExec sends a signal, or cancels. Idempotent with a request id, and with cancel: an ended exec is returned as it is. Errors:
+    FAILED_PRECONDITION (EXEC_NOT_STARTED: a queued exec can only be cancelled; EXEC_EXPIRED), ALREADY_EXISTS (SIGNAL_REQUEST_REUSED: the
+    request id was used with another signal or target).
     """
     ListExecs: _aio.UnaryUnaryMultiCallable[_exec_service_pb2.ListExecsRequest, _exec_service_pb2.ListExecsResponse]  # type: ignore[assignment]
     """ListExecs returns the sandbox's commands, newest first, in pages."""
@@ -141,8 +143,9 @@ class ExecServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _exec_service_pb2.SignalExecRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_exec_service_pb2.SignalExecResponse, _abc.Awaitable[_exec_service_pb2.SignalExecResponse]]:
-        """SignalExec sends a signal, or cancels. Idempotent: an ended exec is returned as it is. Errors: FAILED_PRECONDITION
-        (EXEC_NOT_STARTED: a queued exec can only be cancelled; EXEC_EXPIRED).
+        """SignalExec sends a signal, or cancels. Idempotent with a request id, and with cancel: an ended exec is returned as it is. Errors:
+        FAILED_PRECONDITION (EXEC_NOT_STARTED: a queued exec can only be cancelled; EXEC_EXPIRED), ALREADY_EXISTS (SIGNAL_REQUEST_REUSED: the
+        request id was used with another signal or target).
         """
 
     @_abc_1.abstractmethod

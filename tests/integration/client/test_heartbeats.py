@@ -16,6 +16,8 @@ class Lessor(sandbox_service_pb2_grpc.SandboxServiceServicer):
         self.calls = 0
         self.failing = False
         self.dead: list[str] = []
+        self.deleted: list[str] = []
+        self.living: dict[str, sandbox_pb2.Sandbox] = {}
         self.called = asyncio.Condition()
 
     async def Heartbeat(self, request, context):
@@ -30,14 +32,22 @@ class Lessor(sandbox_service_pb2_grpc.SandboxServiceServicer):
         )
 
     async def CreateSandbox(self, request, context):
-        return sandbox_service_pb2.CreateSandboxResponse(sandbox=sandbox_pb2.Sandbox(sandbox_id=request.sandbox_id))
+        self.living[request.sandbox_id] = sandbox_pb2.Sandbox(
+            sandbox_id=request.sandbox_id, request_id=request.request_id, uid=f"of {request.request_id}"
+        )
+        return sandbox_service_pb2.CreateSandboxResponse(sandbox=self.living[request.sandbox_id])
 
     async def DeleteSandbox(self, request, context):
-        return sandbox_service_pb2.DeleteSandboxResponse()
+        sandbox = self.living[request.sandbox_id]
+        if request.uid not in ("", sandbox.uid):
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another incarnation")
+        self.deleted.append(request.sandbox_id)
+        return sandbox_service_pb2.DeleteSandboxResponse(sandbox=sandbox)
 
     async def WaitSandbox(self, request, context):
         """While it is dead, it is lost in the queue as soon as a heartbeat was told; it comes alive at once."""
-        sandbox = sandbox_pb2.Sandbox(sandbox_id=request.sandbox_id, state=sandbox_pb2.SANDBOX_STATE_READY)
+        sandbox = sandbox_pb2.Sandbox(state=sandbox_pb2.SANDBOX_STATE_READY)
+        sandbox.MergeFrom(self.living[request.sandbox_id])
         if request.sandbox_id in self.dead:
             await self.until(lambda: self.beats[request.sandbox_id] >= 1)
             self.dead.remove(request.sandbox_id)
@@ -110,3 +120,45 @@ async def test_one_that_was_lost_in_the_queue_is_renewed_again(lessor: Lessor, c
     await client.create(sandbox_id="one", keep_alive=True, heartbeat_timeout=5)
     before = lessor.beats["one"]
     await lessor.until(lambda: lessor.beats["one"] >= before + 2)
+
+
+async def test_the_end_of_an_old_one_leaves_its_successor_its_heartbeats(
+    lessor: Lessor, client: AsyncSandboxClient
+) -> None:
+    old = await client.create(sandbox_id="one", keep_alive=True, heartbeat_timeout=5)
+    await client.create(sandbox_id="one", keep_alive=True, heartbeat_timeout=5)
+    await old.delete()
+    before = lessor.beats["one"]
+    await lessor.until(lambda: lessor.beats["one"] >= before + 3)
+
+
+@pytest.mark.parametrize("detached", ["at once", "later", "and kept again"])
+async def test_what_is_detached_is_renewed_until_the_client_is_closed(
+    lessor: Lessor, client: AsyncSandboxClient, detached: str
+) -> None:
+    async with AsyncSandboxClient(f"127.0.0.1:{lessor.port}", api_key="test") as other:
+        sandbox = await client.create(
+            sandbox_id="one", keep_alive=True, heartbeat_timeout=5, secret_env={"A": "1"}, detach=detached == "at once"
+        )
+        sandbox.detach()
+        if detached == "and kept again":
+            client.keep_alive(sandbox, heartbeat_timeout=5)
+        before = lessor.beats["one"]
+        await lessor.until(lambda: lessor.beats["one"] >= before + 3)
+        # So is its secret, should the platform lose it.
+        assert client._session.transport.secret_creates["one"].secret_env == {"A": "1"}
+        await client.close()
+        beats = lessor.beats["one"]
+        other.keep_alive(other.attach("two"), heartbeat_timeout=4)
+        await lessor.until(lambda: lessor.beats["two"] >= 3)
+    assert lessor.beats["one"] == beats
+    assert "one" not in lessor.deleted
+
+
+async def test_what_is_detached_and_ends_is_renewed_no_more(lessor: Lessor, client: AsyncSandboxClient) -> None:
+    sandbox = await client.create(sandbox_id="one", keep_alive=True, heartbeat_timeout=5, detach=True)
+    await sandbox.delete()
+    beats = lessor.beats["one"]
+    client.keep_alive(client.attach("two"), heartbeat_timeout=5)
+    await lessor.until(lambda: lessor.beats["two"] >= 3)
+    assert lessor.beats["one"] <= beats + 1  # one may have been under way

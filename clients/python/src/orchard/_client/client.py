@@ -27,7 +27,7 @@ from orchard._client.options import (
 from orchard._client.pending import Pending
 from orchard._client.profile import load_profile
 from orchard._client.sandbox import AsyncSandbox
-from orchard._client.session import Session
+from orchard._client.session import Made, Session
 from orchard._client.tenants import AsyncTenants
 from orchard._client.trajectories.client import AsyncTrajectories
 from orchard._client.trajectories.options import TrajectoryOptions
@@ -113,7 +113,7 @@ class AsyncSandboxClient:
             image: what to start from. Required on a cluster; the host's root file system by default on one machine.
             wait: return when it is ready for commands, instead of when it was accepted.
             timeout: how long to wait, the queue included. Seconds.
-            detach: let it live on when this client is closed.
+            detach: let it live on when this client is closed; with keep_alive, until its heartbeats are missed.
             options: see CreateOptions: env, secret_env, labels, cpu, memory, network, ttl, idle_timeout, keep_alive,
                 user, ...
 
@@ -149,7 +149,12 @@ class AsyncSandboxClient:
             accepted = self._session.background.start(f"create {sandbox_id}", self._submit(request, context))
             try:
                 info = await asyncio.shield(accepted)
-                sandbox = AsyncSandbox(self._session, info, repeat=lambda: self._repeat(request, context, keep_alive))
+                sandbox = AsyncSandbox(
+                    self._session,
+                    info,
+                    request_id=request.request_id,
+                    repeat=lambda: self._repeat(request, context, keep_alive),
+                )
                 if keep_alive:
                     self._keep(request)
                 if wait:
@@ -164,38 +169,39 @@ class AsyncSandboxClient:
 
     async def _submit(self, request: sandbox_service_pb2.CreateSandboxRequest, context: CallContext) -> SandboxInfo:
         # The id may be taken by an earlier sandbox of this client, which stays tracked as it is.
-        is_new = request.sandbox_id not in self._session.tracked
-        if is_new:
-            self._session.track(request.sandbox_id)
+        made = Made(request.sandbox_id, request.request_id)
+        self._session.track(made)
         try:
             response = await self._session.transport.unary(lambda c: c.sandbox.CreateSandbox, request, context=context)
         except _REFUSED:
-            if is_new:
-                self._session.untrack(request.sandbox_id)
+            self._session.ended(made)
             raise
         info = sandbox_info(response.sandbox)
-        self._session.track(info.sandbox_id, info.uid)
+        # An id is given again only when the sandbox that had it has ended.
+        for earlier in [one for one in self._session.tracked if one.sandbox_id == made.sandbox_id and one != made]:
+            self._session.ended(earlier)
+        self._session.track(made, info.uid)
         if request.secret_env:
             self._session.transport.secret_creates[info.sandbox_id] = request
         return info
 
     def _keep(self, request: sandbox_service_pb2.CreateSandboxRequest) -> None:
-        self._session.heartbeats.add(request.sandbox_id, duration_seconds(request.spec.heartbeat_timeout))
+        self._session.heartbeats.add(
+            request.sandbox_id, request.request_id, duration_seconds(request.spec.heartbeat_timeout)
+        )
 
     async def _repeat(
         self, request: sandbox_service_pb2.CreateSandboxRequest, context: CallContext, keep_alive: bool
     ) -> None:
         """Ask for a sandbox anew that was lost before it was made; it is deleted at the end if it would have been."""
-        wanted = request.sandbox_id in self._session.tracked
+        made = Made(request.sandbox_id, request.request_id)
+        wanted = self._session.tracks(made)
         try:
+            # Refused, it is tracked no longer: whoever has the id now, it is not ours to delete.
             await self._submit(request, context)
-        except _REFUSED:
-            # Whoever has the id now, it is not ours to delete.
-            wanted = False
-            raise
         finally:
             if not wanted:
-                self._session.untrack(request.sandbox_id)
+                self._session.detach(made)
         if keep_alive:
             # While it was lost it was not alive, and heartbeats for it may have ended.
             self._keep(request)
@@ -206,18 +212,11 @@ class AsyncSandboxClient:
         """Delete what a create has made. If the platform cannot be reached it stays tracked, and its end is tried
         again at close.
         """
+        made = Made(request.sandbox_id, request.request_id)
         with contextlib.suppress(errors.OrchardError):
             await asyncio.wait([accepted])
-            if not accepted.cancelled() and accepted.exception() is not None:
-                # Accepted or not, nobody knows: delete it only if it is of this request.
-                found = await self._session.transport.unary(
-                    lambda c: c.sandbox.GetSandbox,
-                    sandbox_service_pb2.GetSandboxRequest(sandbox_id=request.sandbox_id),
-                )
-                if found.sandbox.request_id != request.request_id:
-                    self._session.untrack(request.sandbox_id)
-                    return
-            await self._session.delete(request.sandbox_id, self._session.tracked.get(request.sandbox_id, ""))
+            # Accepted or not, perhaps nobody knows: it has no uid then, and is deleted only if it is of this request.
+            await self._session.delete(made, self._session.tracked.get(made, ""))
 
     async def get(self, sandbox_id: str) -> AsyncSandbox:
         """A sandbox by its id; closing this client leaves it alone.
@@ -267,10 +266,10 @@ class AsyncSandboxClient:
         Raises:
             SandboxNotFound: there is none of this id.
         """
-        await self._session.transport.unary(
+        response = await self._session.transport.unary(
             lambda c: c.sandbox.DeleteSandbox, sandbox_service_pb2.DeleteSandboxRequest(sandbox_id=sandbox_id)
         )
-        self._session.untrack(sandbox_id)
+        self._session.ended(Made(sandbox_id, response.sandbox.request_id))
 
     async def heartbeat(self, sandbox_ids: Sequence[str]) -> Sequence[str]:
         """Renew sandboxes once, any number; returns the ids that are not alive."""
@@ -283,7 +282,7 @@ class AsyncSandboxClient:
             sandbox: which one.
             heartbeat_timeout: the timeout that it was created with; four heartbeats are sent within it.
         """
-        self._session.heartbeats.add(sandbox.sandbox_id, seconds_of("heartbeat_timeout", heartbeat_timeout))
+        self._session.heartbeats.add(*sandbox.made, seconds_of("heartbeat_timeout", heartbeat_timeout))
 
     @with_options(TrajectoryOptions)
     def record(

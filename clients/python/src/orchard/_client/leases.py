@@ -24,13 +24,15 @@ class Heartbeats:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._timeouts: dict[str, float] = {}
+        self._requests: dict[str, str] = {}
         self._new: set[str] = set()
         self._added = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, sandbox_id: str, timeout: float) -> None:
-        """Keep a sandbox whose heartbeat timeout is `timeout` seconds."""
+    def add(self, sandbox_id: str, request_id: str, timeout: float) -> None:
+        """Keep a sandbox whose heartbeat timeout is `timeout` seconds; `request_id` is of its create, if known."""
         self._timeouts[sandbox_id] = timeout
+        self._requests[sandbox_id] = request_id
         self._new.add(sandbox_id)
         loop = asyncio.get_running_loop()
         if self._task is None or self._task.done() or self._task.get_loop() is not loop:
@@ -38,13 +40,15 @@ class Heartbeats:
             self._task = loop.create_task(self._run(), name="orchard heartbeats")
         self._added.set()
 
-    def remove(self, sandbox_id: str) -> None:
-        """Stop keeping a sandbox."""
-        self._timeouts.pop(sandbox_id, None)
+    def remove(self, sandbox_id: str, request_id: str = "") -> None:
+        """Stop keeping a sandbox: whichever has the id, or only the one that this create made."""
+        if not request_id or self._requests.get(sandbox_id) in ("", request_id):
+            self._timeouts.pop(sandbox_id, None)
+            self._requests.pop(sandbox_id, None)
 
     def forget(self) -> None:
         """Stop keeping anything."""
-        self._timeouts = {}
+        self._timeouts, self._requests = {}, {}
         task, self._task = self._task, None
         if task is not None and not task.get_loop().is_closed():
             task.cancel()
@@ -52,7 +56,7 @@ class Heartbeats:
     def after_fork(self) -> None:
         """In a forked child: heartbeats are the parent's."""
         leak(self._task)
-        self._timeouts, self._task = {}, None
+        self._timeouts, self._requests, self._task = {}, {}, None
 
     async def _run(self) -> None:
         round_at = time.monotonic()

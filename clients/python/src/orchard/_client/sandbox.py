@@ -14,7 +14,7 @@ from orchard._client.execs import Run, describe, new_exec_id, raise_unless_resul
 from orchard._client.options import Command, ExecOptions, exec_spec, with_options
 from orchard._client.patches import AsyncPatches
 from orchard._client.process import AsyncExecStream, AsyncProcess
-from orchard._client.session import Session
+from orchard._client.session import Made, Session
 from orchard._client.status import CallFailed
 from orchard._client.transfers import AsyncTransfers
 from orchard._client.transport import CallContext
@@ -25,6 +25,7 @@ from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
 
 _log: Final = logging.getLogger("orchard")
 _REPEATS: Final = 20
+REPLACED: Final = "SANDBOX_REPLACED"
 
 
 class AsyncSandbox(AsyncTransfers, AsyncPatches):
@@ -35,13 +36,22 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches):
     """
 
     def __init__(
-        self, session: Session, info: SandboxInfo, *, repeat: Callable[[], Awaitable[None]] | None = None
+        self,
+        session: Session,
+        info: SandboxInfo,
+        *,
+        request_id: str = "",
+        repeat: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`repeat` asks for it anew, under the same request id: while it is queued it can be lost with the queue."""
+        """`request_id` is of the create that made it, if that is known; `repeat` asks for it anew, under the same
+        request id: while it is queued it can be lost with the queue.
+        """
         super().__init__(session.transport, info.sandbox_id)
         self._session = session
         self._info = info
+        self._request_id = request_id
         self._repeat = repeat
+        self._is_ours = repeat is not None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.sandbox_id} {self._info.state}>"
@@ -55,6 +65,11 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches):
     def info(self) -> SandboxInfo:
         """What the platform said about it last; refresh() asks anew."""
         return self._info
+
+    @property
+    def made(self) -> Made:
+        """It, and no other sandbox of its id; for this package."""
+        return Made(self.sandbox_id, self._request_id)
 
     @with_options(ExecOptions)
     async def exec(
@@ -163,7 +178,7 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches):
         """Ask the platform how it stands.
 
         Raises:
-            SandboxNotFound: it ended more than a day ago.
+            SandboxNotFound: it ended more than a day ago, or another sandbox has its id by now.
         """
         response = await self._transport.unary(
             lambda c: c.sandbox.GetSandbox, sandbox_service_pb2.GetSandboxRequest(sandbox_id=self.sandbox_id)
@@ -185,9 +200,9 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches):
                 info = await self._wait(
                     until_terminal=False, timeout=None if deadline is None else max(0.0, deadline - loop.time())
                 )
-            except errors.SandboxNotFound:
+            except errors.SandboxNotFound as error:
                 # Forgotten, with what was to become of it.
-                if self._repeat is None:
+                if self._repeat is None or error.reason == REPLACED:
                     raise
             else:
                 if info.state is SandboxState.READY:
@@ -202,6 +217,7 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches):
 
         Raises:
             DeadlineExceeded: it still lives after `timeout` seconds.
+            SandboxNotFound: it ended more than a day ago, or another sandbox has its id by now.
         """
         return await self._wait(until_terminal=True, timeout=timeout)
 
@@ -238,12 +254,30 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches):
                 await self._transport.pause_or_raise(error, retry, "")
 
     def _seen(self, message: sandbox_pb2.Sandbox) -> None:
-        self._info = sandbox_info(message)
-        if self._info.state is SandboxState.READY:
+        """Take what the platform says of the id. What it says of another sandbox, which has the id now, is an error:
+        this one has ended, and `info` stays what it was.
+        """
+        info = sandbox_info(message)
+        if self._is_another(info):
+            self._session.ended(self.made)
+            raise errors.SandboxNotFound(
+                f"this sandbox has ended: another one has its id {self.sandbox_id!r} now",
+                reason=REPLACED,
+                metadata={"sandbox_id": self.sandbox_id, "uid": self._info.uid, "other_uid": info.uid},
+            )
+        self._info = info
+        self._request_id = self._request_id or info.request_id
+        if info.state is SandboxState.READY:
             # From now on another one under its id would not be this one.
             self._repeat = None
-        if self.sandbox_id in self._session.tracked:
-            self._session.tracked[self.sandbox_id] = self._info.uid
+        if self.made in self._session.tracked:
+            self._session.tracked[self.made] = info.uid
+
+    def _is_another(self, info: SandboxInfo) -> bool:
+        if self._request_id and info.request_id and info.request_id != self._request_id:
+            return True
+        # Until it was READY it may have been made anew by its own create.
+        return self._repeat is None and bool(self._info.uid) and info.uid != self._info.uid
 
     async def extend(self, ttl: Seconds) -> SandboxInfo:
         """Set its time to live, from now on.
@@ -251,21 +285,24 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches):
         Raises:
             SandboxNotFound, FailedPrecondition: it has ended.
         """
+        if self._info.uid:
+            # The id alone is told, and may be another sandbox's by now.
+            await self.refresh()
         request = sandbox_service_pb2.UpdateSandboxRequest(sandbox_id=self.sandbox_id, ttl=duration("ttl", ttl))
         response = await self._transport.unary(lambda c: c.sandbox.UpdateSandbox, request)
-        self._info = sandbox_info(response.sandbox)
+        self._seen(response.sandbox)
         return self._info
 
     async def delete(self) -> None:
         """End it and everything in it. One that has ended already is no error."""
         self._repeat = None
         await self._session.background.shielded(
-            f"delete {self.sandbox_id}", self._session.delete(self.sandbox_id, self._info.uid)
+            f"delete {self.sandbox_id}", self._session.delete(self.made, self._info.uid)
         )
 
     def detach(self) -> None:
-        """Let it live on when this client is closed."""
-        self._session.untrack(self.sandbox_id)
+        """Let it live on when this client is closed. Until then the client goes on sending its heartbeats."""
+        self._session.detach(self.made)
 
     async def __aenter__(self) -> Self:
         return self
@@ -273,8 +310,8 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Not tracked: attached to, detached, deleted already, or inherited by a forked child.
-        if self.sandbox_id not in self._session.tracked:
+        # Not tracked: detached, deleted already, or inherited by a forked child.
+        if not self._is_ours or not self._session.tracks(self.made):
             return
         try:
             await self.delete()

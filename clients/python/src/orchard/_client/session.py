@@ -8,8 +8,9 @@ import asyncio
 import contextlib
 import logging
 import os
+from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from orchard._client import errors
 from orchard._client.background import Background
@@ -28,6 +29,15 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("orchard")
 _DELETES_AT_ONCE: Final = 64
 _DRAIN_SECONDS: Final = 15.0
+_DETACHED_KEPT: Final = 10_000
+
+
+class Made(NamedTuple):
+    """A sandbox by the create that made it: its id may have belonged to another one before, and may again."""
+
+    sandbox_id: str
+    request_id: str
+    """Empty: whichever has the id."""
 
 
 class Session:
@@ -38,8 +48,9 @@ class Session:
         self.transport = Transport(profile, retry_seconds=retry_seconds, tracing=Tracing.from_environment())
         self.background = Background()
         self.heartbeats = Heartbeats(self.transport)
-        self.tracked: dict[str, str] = {}
-        """Id and uid (empty if not known yet) of sandboxes to delete when the client is closed."""
+        self.tracked: dict[Made, str] = {}
+        """Sandboxes to delete when the client is closed, with their uids (empty if not known yet)."""
+        self._detached: deque[Made] = deque()
         self.observers = Observers()
         """Who looks at the commands of which sandbox."""
         self.recordings: set[AsyncRecording] = set()
@@ -47,18 +58,45 @@ class Session:
         self._pid = os.getpid()
         REGISTRY.add(self)
 
-    def track(self, sandbox_id: str, uid: str = "") -> None:
+    def track(self, made: Made, uid: str = "") -> None:
         """Delete this sandbox when the client is closed, or when the program ends."""
-        self.tracked[sandbox_id] = uid
+        self.tracked[made] = uid
         REGISTRY.hold(self)
 
-    def untrack(self, sandbox_id: str) -> None:
-        """Leave this sandbox alone."""
-        self.tracked.pop(sandbox_id, None)
-        self.heartbeats.remove(sandbox_id)
-        self.transport.secret_creates.pop(sandbox_id, None)
+    def tracks(self, made: Made) -> bool:
+        """Whether it will be deleted."""
+        return bool(self._tracked_as(made))
+
+    def detach(self, made: Made) -> None:
+        """Let this sandbox live on when the client is closed; until then it is kept as before."""
+        for one in self._tracked_as(made):
+            del self.tracked[one]
         if not self.tracked:
             REGISTRY.release(self)
+        if made.sandbox_id in self.transport.secret_creates:
+            self._detached.append(made)
+        if len(self._detached) > _DETACHED_KEPT:
+            # Nobody may ever say that it has ended.
+            self._drop_secret(self._detached.popleft())
+
+    def ended(self, made: Made) -> None:
+        """This sandbox is no more. What is kept for another one of its id stays."""
+        for one in self._tracked_as(made):
+            del self.tracked[one]
+        self.heartbeats.remove(*made)
+        self._drop_secret(made)
+        if not self.tracked:
+            REGISTRY.release(self)
+
+    def _tracked_as(self, made: Made) -> list[Made]:
+        if made.request_id:
+            return [made] if made in self.tracked else []
+        return [one for one in self.tracked if one.sandbox_id == made.sandbox_id]
+
+    def _drop_secret(self, made: Made) -> None:
+        create = self.transport.secret_creates.get(made.sandbox_id)
+        if create is not None and made.request_id in ("", create.request_id):
+            del self.transport.secret_creates[made.sandbox_id]
 
     def after_fork(self) -> None:
         """In a forked child: the parent's sandboxes and background work stay the parent's."""
@@ -68,18 +106,29 @@ class Session:
         self.background.after_fork()
         self.heartbeats.after_fork()
 
-    async def delete(self, sandbox_id: str, uid: str = "", *, retry: Retry | None = None) -> None:
+    async def delete(self, made: Made, uid: str = "", *, retry: Retry | None = None) -> None:
         """Delete a sandbox; one that has ended, or is not there, is no error. It stays tracked until that has
         succeeded.
         """
         # NotFound: it ended long ago. FailedPrecondition: another incarnation has taken the id.
         with contextlib.suppress(errors.NotFound, errors.FailedPrecondition):
+            if not uid and made.request_id:
+                # It was in the queue when it was last seen: whoever has the id now need not be it.
+                found = await self.transport.unary(
+                    lambda c: c.sandbox.GetSandbox,
+                    sandbox_service_pb2.GetSandboxRequest(sandbox_id=made.sandbox_id),
+                    retry=retry,
+                )
+                if found.sandbox.request_id not in ("", made.request_id):
+                    self.ended(made)
+                    return
+                uid = found.sandbox.uid
             await self.transport.unary(
                 lambda c: c.sandbox.DeleteSandbox,
-                sandbox_service_pb2.DeleteSandboxRequest(sandbox_id=sandbox_id, uid=uid),
+                sandbox_service_pb2.DeleteSandboxRequest(sandbox_id=made.sandbox_id, uid=uid),
                 retry=retry,
             )
-        self.untrack(sandbox_id)
+        self.ended(made)
 
     async def delete_tracked(self) -> None:
         """Delete every tracked sandbox.
@@ -89,13 +138,15 @@ class Session:
         """
         gate = asyncio.Semaphore(_DELETES_AT_ONCE)
 
-        async def delete(sandbox_id: str, uid: str) -> None:
+        async def delete(made: Made, uid: str) -> None:
             async with gate:
-                await self.delete(sandbox_id, uid)
+                await self.delete(made, uid)
 
         tracked = list(self.tracked.items())
         results = await asyncio.gather(*(delete(*item) for item in tracked), return_exceptions=True)
-        failed = [(item[0], r) for item, r in zip(tracked, results, strict=True) if isinstance(r, BaseException)]
+        failed = [
+            (item[0].sandbox_id, r) for item, r in zip(tracked, results, strict=True) if isinstance(r, BaseException)
+        ]
         if failed:
             raise errors.OrchardError(
                 f"{len(failed)} sandboxes could not be deleted ({_names(name for name, _ in failed)}): {failed[0][1]}",

@@ -117,7 +117,7 @@ class SandboxClient:
         """Send heartbeats for a sandbox in the background until it or this client ends."""
 
         async def keep() -> None:
-            self._client.keep_alive(self._client.attach(sandbox.sandbox_id), heartbeat_timeout=heartbeat_timeout)
+            self._client.keep_alive(sandbox.asynchronous, heartbeat_timeout=heartbeat_timeout)
 
         self._portal.run(keep())
 

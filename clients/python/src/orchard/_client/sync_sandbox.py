@@ -282,7 +282,7 @@ class Sandbox:
         self._portal.run(self._sandbox.delete())
 
     def detach(self) -> None:
-        """Let it live on when this client is closed."""
+        """Let it live on when this client is closed. Until then the client goes on sending its heartbeats."""
         self._sandbox.detach()
 
     def __enter__(self) -> Self:

@@ -26,6 +26,7 @@ class Proxy:
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self._writers: set[asyncio.StreamWriter] = set()
+        self._pairs: list[set[asyncio.StreamWriter]] = []
         self._serving: set[asyncio.Task[None]] = set()
         self._refusing = False
         self._drop_answer = False
@@ -57,6 +58,16 @@ class Proxy:
         self._refusing = refusing
         if refusing:
             self.cut()
+
+    def cut_first(self) -> None:
+        """Break the oldest connection and accept no other one; the rest goes on."""
+        self._refusing = True
+
+        def cut() -> None:
+            for writer in self._pairs[0]:
+                writer.transport.abort()
+
+        self._call(cut)
 
     def cut_after(self, count: int | None) -> None:
         """Break every connection each time another `count` bytes of answers have passed; None stops that."""
@@ -106,6 +117,7 @@ class Proxy:
             return
         pair = {writer, far_writer}
         self._writers |= pair
+        self._pairs.append(pair)
         await asyncio.gather(self._pump(reader, far_writer, False), self._pump(far_reader, writer, True))
         self._writers -= pair
 

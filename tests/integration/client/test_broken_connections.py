@@ -90,6 +90,27 @@ async def test_a_long_outage_ends_as_unavailable(
         assert caught.value.attempts > 1
 
 
+async def test_calls_go_by_connections_that_work(
+    proxy: Proxy, platform: PlatformProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that cannot connect again is idle all the time, and gets nothing to do for it."""
+    monkeypatch.setattr("orchard._client.pool.STREAMS_PER_CONNECTION", 1)
+    async with AsyncSandboxClient(proxy.endpoint, api_key=platform.api_key, retry_timeout=0) as client:
+        await asyncio.gather(*(client.version() for _ in range(3)))
+        connections = client._session.transport._pool._connections
+        assert len(connections) == 3
+        proxy.cut_first()
+        async with asyncio.timeout(60):
+            while not any(connection.is_broken for connection in connections):
+                for connection in connections:
+                    connection.channel.get_state(try_to_connect=True)
+                await asyncio.sleep(0.01)  # gRPC tells of it by a thread of its own
+        # Of those that are idle the first in line is taken.
+        connections.sort(key=lambda connection: not connection.is_broken)
+        for _ in range(50):
+            await client.version()
+
+
 async def test_nobody_there_fails_soon_and_says_what_to_do() -> None:
     begin = time.monotonic()
     async with AsyncSandboxClient("127.0.0.1:1", api_key="none") as client:

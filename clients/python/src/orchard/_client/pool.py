@@ -69,6 +69,12 @@ class Connection:
     judge: judge_service_pb2_grpc.JudgeServiceAsyncStub
     calls: int = 0
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether calls on it end at once, since it could not connect."""
+        state: grpc.ChannelConnectivity = self.channel.get_state()
+        return state is grpc_module().ChannelConnectivity.TRANSIENT_FAILURE
+
     def __enter__(self) -> Self:
         """Begin a call."""
         self.calls += 1
@@ -135,7 +141,8 @@ class Pool:
         if self._credentials is not None and self._credentials.changed():
             self._outdated.update(self._connections)
             self._connections = []
-        chosen = min(self._connections, key=lambda connection: connection.calls, default=None)
+        # One that cannot connect ends its calls at once: it would always have the fewest, and get every repeat.
+        chosen = min(self._connections, key=lambda one: (one.is_broken, one.calls), default=None)
         full = chosen is None or chosen.calls >= STREAMS_PER_CONNECTION
         if chosen is None or (full and len(self._connections) < MAXIMUM_CONNECTIONS):
             chosen = _connect(self.profile, self._credentials)

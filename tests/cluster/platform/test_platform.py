@@ -6,7 +6,11 @@ One module, since its platform's scheduler ends every sandbox that is not its ow
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +48,9 @@ from tests.e2e.test_sandboxes import (  # noqa: F401 (tests)
     test_other_tenants_see_nothing,
     test_sandboxes_do_not_see_each_other,
 )
+from tests.support.health import NOT_SERVING, SERVING, wait_health
 from tests.support.testbed import NAMESPACE
+from tests.support.wire import Wire
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +84,47 @@ def test_a_network_profile_is_the_specs(platform: Platform) -> None:
     fetch = "until timeout 5 wget -q -O - http://any.example/health; do sleep 0.1; done"
     with client_of(platform) as client, client.create(image=BUSYBOX, network=Network.OPEN) as sandbox:
         assert sandbox.exec(fetch, timeout=60, check=True).output == "OK"
+
+
+def test_images_know_the_authorities_of_the_web(platform: Platform) -> None:
+    count = "import ssl; print(ssl.create_default_context().cert_store_stats()['x509_ca'])"
+    for name in ("gateway", "trajectories"):
+        found = platform.kubectl("exec", f"deployment/{name}", "-c", name, "--", "python3", "-c", count)
+        assert int(found) > 50
+
+
+@pytest.mark.timeout(600, func_only=True)
+async def test_gateways_stay_in_their_service_while_postgresql_stands_still(platform: Platform, wire: Wire) -> None:
+    sandbox = await wire.ready()
+    with paused(platform, "postgres"):
+        await wait_health(platform.endpoint, NOT_SERVING, seconds=120)
+        # Its readiness is its health, and the kubelet asks both as often.
+        unready = ("wait", "--for=condition=Ready=false", "pod", "-l", "app.kubernetes.io/component=trajectories")
+        await asyncio.to_thread(platform.kubectl, *unready, "--timeout=110s")
+        (gateway,) = json.loads(
+            platform.kubectl("get", "pods", "-l", "app.kubernetes.io/component=gateway", "-o", "json")
+        )["items"]
+        assert {one["type"]: one["status"] for one in gateway["status"]["conditions"]}["Ready"] == "True"
+        assert await wire.output(sandbox, "echo on") == b"on\n"
+    await wait_health(platform.endpoint, SERVING, seconds=120)
+    await wire.delete(sandbox)
+
+
+@contextlib.contextmanager
+def paused(platform: Platform, component: str) -> Iterator[None]:
+    """Every process of a Pod stands still."""
+    listed = json.loads(platform.kubectl("get", "pods", "-l", f"app.kubernetes.io/component={component}", "-o", "json"))
+    (uid,) = (pod["metadata"]["uid"] for pod in listed["items"])
+    groups = {file: file.read_text() for file in Path("/proc").glob("[0-9]*/cgroup")}
+    pids = [int(file.parent.name) for file, groups_of in groups.items() if uid in groups_of]
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.timeout(600, func_only=True)

@@ -203,6 +203,12 @@ class Bench:
 
         return await measure(full=self.full)
 
+    async def trajectories(self) -> Figures:
+        """The store of trajectories."""
+        from tests.bench.trajectories import measure
+
+        return await measure(self.platform, self.client, full=self.full)
+
     async def gateway(self) -> Figures:
         """Calls a second of the cheapest call, and the gateway's processor time for each."""
         count = 5000 if self.full else 2000

@@ -96,7 +96,7 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
     agents = Agents(cache, signer, tasks, settings.agent_tls())
     scheduler = SchedulerClient(settings.scheduler_address, signer, tls)
     tenants = Tenants(store, scheduler)
-    keys = Keys(store, health, quota_of=tenants.quota_of)
+    keys = Keys(store, health, quota_of=tenants.quota_of, look_ups=min(2, connections - 1))
     images = NodeImages(settings.node_address)
     server = Server(
         interceptor=CallInterceptor(authenticator=keys, telemetry=telemetry, observer=audit),

@@ -178,6 +178,8 @@ class UsageRecorder:
                     unwritten[seen.uid] = self._use(seen)
                 if seen.state.terminal:
                     ended.setdefault(seen.uid, utc_now())
+            # Taken before anything is awaited: what is told meanwhile is written with the next round.
+            synced, self._synced = self._synced, None
             try:
                 if unwritten:
                     await self._store.record_uses(list(unwritten.values()))
@@ -185,10 +187,10 @@ class UsageRecorder:
                 if ended:
                     await self._store.end_uses(ended)
                     ended.clear()
-                if self._synced is not None:
-                    await self._store.end_uses_except(*self._synced)
-                    self._synced = None
+                if synced is not None:
+                    await self._store.end_uses_except(*synced)
             except UnavailableError:
+                self._synced = self._synced or synced
                 await asyncio.sleep(_FLUSH_SECONDS)
 
     def _use(self, seen: Observed) -> SandboxUse:

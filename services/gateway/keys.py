@@ -32,6 +32,7 @@ DEPENDENCY: Final = "database"
 _PREFIX: Final = "ork"
 _UNKNOWN_KEPT: Final = 10_000
 _UNKNOWN_SECONDS: Final = 3.0
+_LOOK_UPS_WAITING: Final = 100
 _KEY_ID: Final = re.compile(r"[0-9a-f]{12}")
 
 
@@ -44,9 +45,11 @@ class Keys:
         health: Health,
         *,
         quota_of: Callable[[str], Quota] = lambda _tenant: UNLIMITED,
+        look_ups: int = 2,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
+        """`look_ups` of unknown ids at once, which anybody can make up: fewer than the store has connections."""
         self._store = store
         self._health = health
         self._quota_of = quota_of
@@ -54,6 +57,8 @@ class Keys:
         self._now = now
         self._known: dict[str, tuple[ApiKey, Principal]] = {}
         self._unknown: OrderedDict[str, float] = OrderedDict()
+        self._look_ups = asyncio.Semaphore(look_ups)
+        self._looking_up = 0
         # Grows with each revoke: what was read under an older number may have the key that was revoked.
         self._generation = 0
 
@@ -145,9 +150,25 @@ class Keys:
 
     async def _look_up(self, key_id: str) -> tuple[ApiKey, Principal] | None:
         """A key made on another gateway a moment ago. Ids that are unknown are not asked for again at once."""
-        now = self._clock()
-        if self._unknown.get(key_id, 0.0) > now or not key_id or len(key_id) > 64:
+        if not _KEY_ID.fullmatch(key_id) or self._is_unknown(key_id):
             return None
+        if self._looking_up >= _LOOK_UPS_WAITING:
+            raise UnavailableError("too many unknown API keys are being looked up; retry", reason="KEY_LOOK_UPS_BUSY")
+        self._looking_up += 1
+        try:
+            async with self._look_ups:
+                # Another call may have asked for it meanwhile.
+                if self._is_unknown(key_id):
+                    return None
+                return self._known.get(key_id) or await self._find(key_id)
+        finally:
+            self._looking_up -= 1
+
+    def _is_unknown(self, key_id: str) -> bool:
+        return self._unknown.get(key_id, 0.0) > self._clock()
+
+    async def _find(self, key_id: str) -> tuple[ApiKey, Principal] | None:
+        now = self._clock()
         generation = -1
         while generation != self._generation:
             generation = self._generation

@@ -219,12 +219,14 @@ class GatewayStore(Database):
 
         What became READY later, another gateway may have written: `living_uids` says nothing of it.
         """
+        # One parameter, however many they are: a statement takes at most 65,535.
+        living = sa.func.unnest(sa.cast(list(living_uids), ARRAY(sa.Text))).column_valued("living")
         change = (
             sa.update(SANDBOX_USAGE)
             .where(
                 SANDBOX_USAGE.c.end_time.is_(None),
                 SANDBOX_USAGE.c.ready_time < seen_at,
-                SANDBOX_USAGE.c.uid.not_in(list(living_uids)),
+                SANDBOX_USAGE.c.uid.not_in(sa.select(living)),
             )
             .values(end_time=seen_at)
         )

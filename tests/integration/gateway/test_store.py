@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -195,6 +195,11 @@ class TestUsage:
         await store.record_uses([SandboxUse(uid, "acme", uid, {}, 0, 0, START, None) for uid in ("a", "b")])
         assert await store.end_uses_except(["b"], START + timedelta(hours=1)) == 1
 
+    async def test_any_number_may_live(self, store: GatewayStore) -> None:
+        await store.record_uses([SandboxUse(uid, "acme", uid, {}, 0, 0, START, None) for uid in ("u-7", "gone")])
+        living = [f"u-{number}" for number in range(70_000)]  # a statement takes 65,535 parameters
+        assert await store.end_uses_except(living, START + timedelta(hours=1)) == 1
+
     async def test_what_another_gateway_wrote_since_is_not_ended(self, store: GatewayStore) -> None:
         await store.record_uses([SandboxUse("a", "acme", "a", {}, 0, 0, START + timedelta(hours=2), None)])
         assert await store.end_uses_except([], START + timedelta(hours=1)) == 0
@@ -236,6 +241,109 @@ class TestUsage:
             ended = await until_usage_stands_still(store)
         assert ended.sandboxes == 1
         assert 3600 <= ended.sandbox_seconds < 3600 + BACKSTOP
+
+    @pytest.mark.parametrize("fails", [False, True])
+    async def test_a_snapshot_that_comes_while_one_is_written_is_written_too(
+        self, store: GatewayStore, database: str, fails: bool
+    ) -> None:
+        recorder = UsageRecorder(store, lambda _spec: ({}, 1.0, 1))
+        now = utc_now() - timedelta(hours=1)
+        await store.record_uses([SandboxUse(uid, "acme", uid, {}, 0, 0, now, None) for uid in ("a", "b")])
+        async with await psycopg.AsyncConnection.connect(database, autocommit=True) as watching, TaskGroup() as tasks:
+            async with held_up(database, "gateway.sandbox_usage"):
+                recorder.synced(["a", "b"])
+                tasks.start("write usage", recorder.run())
+                (writer,) = await waiting_for_locks(watching)
+                recorder.synced(["b"])
+                if fails:
+                    await watching.execute("SELECT pg_terminate_backend(%s)", [writer])
+                    while await waiting_for_locks(watching) == [writer]:
+                        pass
+            async with asyncio.timeout(BACKSTOP):
+                while await unended(watching) != ["b"]:
+                    await asyncio.sleep(0.02)
+
+    async def test_a_snapshot_that_could_not_be_written_is_written_later(
+        self, store: GatewayStore, database: str
+    ) -> None:
+        recorder = UsageRecorder(store, lambda _spec: ({}, 1.0, 1))
+        now = utc_now() - timedelta(hours=1)
+        await store.record_uses([SandboxUse(uid, "acme", uid, {}, 0, 0, now, None) for uid in ("a", "b")])
+        async with await psycopg.AsyncConnection.connect(database, autocommit=True) as watching, TaskGroup() as tasks:
+            async with held_up(database, "gateway.sandbox_usage"):
+                recorder.synced(["b"])
+                tasks.start("write usage", recorder.run())
+                (writer,) = await waiting_for_locks(watching)
+                await watching.execute("SELECT pg_terminate_backend(%s)", [writer])
+            async with asyncio.timeout(BACKSTOP):
+                while await unended(watching) != ["b"]:
+                    await asyncio.sleep(0.02)
+
+
+async def test_made_up_keys_hold_up_nobody(store: GatewayStore, database: str) -> None:
+    keys = Keys(store, Health(), look_ups=2)
+    _key, known = await keys.create("acme", "", frozenset({"user"}), None)
+    _other, elsewhere = await Keys(store, Health()).create("acme", "", frozenset({"user"}), None)
+    made_up = [f"ork_{number:012x}_x" for number in range(150)]
+    async with await psycopg.AsyncConnection.connect(database, autocommit=True) as watching:
+        async with held_up(database, "gateway.api_keys"):
+            calls = [asyncio.ensure_future(keys.authenticate(USER_METHOD, bearer(key))) for key in made_up]
+            while len(waiting := await waiting_for_locks(watching)) < 2:
+                pass
+            # The others of the pool's connections are free, and so is who has a key.
+            assert len(waiting) == 2
+            await asyncio.gather(*(store.sum_usage("acme", None, utc_now(), "") for _ in range(20)))
+            assert len(await waiting_for_locks(watching)) == 2
+            await keys.authenticate(USER_METHOD, bearer(known))
+            refused = [call.exception() for call in calls if call.done()]
+            assert {type(error) for error in refused} == {UnavailableError}
+            assert len(refused) == 50
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+    assert sum(isinstance(end, UnauthenticatedError) for end in ends) == 100
+    # A key that was made on another gateway is found once there is room.
+    await keys.authenticate(USER_METHOD, bearer(elsewhere))
+
+
+async def test_an_unknown_key_is_looked_up_once_however_often_it_is_shown(store: GatewayStore) -> None:
+    class Counting(GatewayStore):
+        asked = 0
+
+        async def find_key(self, key_id):
+            self.asked += 1
+            return await super().find_key(key_id)
+
+    counting = Counting(store._engine)
+    keys = Keys(counting, Health())
+    calls = [keys.authenticate(USER_METHOD, bearer("ork_0123456789ab_x")) for _ in range(50)]
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(end) for end in ends} == {UnauthenticatedError}
+    assert counting.asked <= 2
+    for other in ("ork_0123456789AB_x", "ork_0123_x", f"ork_{'0' * 64}_x"):  # no key's id looks like this
+        with pytest.raises(UnauthenticatedError):
+            await keys.authenticate(USER_METHOD, bearer(other))
+    assert counting.asked <= 2
+
+
+@asynccontextmanager
+async def held_up(database: str, table: str) -> AsyncIterator[None]:
+    """Nobody else gets at a table."""
+    async with await psycopg.AsyncConnection.connect(database) as connection:
+        await connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+        yield
+
+
+async def waiting_for_locks(connection: psycopg.AsyncConnection) -> list[int]:
+    """Who waits for a lock; at least one does."""
+    query = "SELECT DISTINCT pid FROM pg_locks WHERE NOT granted AND locktype = 'relation'"
+    async with asyncio.timeout(BACKSTOP):
+        while not (rows := await (await connection.execute(query)).fetchall()):
+            await asyncio.sleep(0.02)
+    return [pid for (pid,) in rows]
+
+
+async def unended(connection: psycopg.AsyncConnection) -> list[str]:
+    rows = await connection.execute("SELECT uid FROM gateway.sandbox_usage WHERE end_time IS NULL ORDER BY uid")
+    return [uid for (uid,) in await rows.fetchall()]
 
 
 @contextmanager

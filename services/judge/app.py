@@ -12,7 +12,7 @@ from orchard.judge.v1 import judge_service_pb2_grpc
 
 from services.common.auth import PrincipalAuthenticator
 from services.common.backoff import Backoff
-from services.common.db import Database, connect
+from services.common.db import connect
 from services.common.errors import UnavailableError
 from services.common.health import Health
 from services.common.interceptor import CallInterceptor
@@ -30,9 +30,11 @@ from services.judge.rubric_shelf import RubricShelf
 from services.judge.service import Judging
 from services.judge.servicer import JudgeServicer
 from services.judge.settings import JudgeServiceSettings
+from services.judge.store.calls import CallStore
 from services.judge.store.locks import QuestionLocks
 from services.judge.store.requests import RequestStore
 from services.judge.store.rubrics import RubricStore
+from services.judge.store.turns import Turns
 from services.judge.store.verdicts import VerdictStore
 
 SERVICE_NAMES: Final = ("orchard.judge.v1.JudgeService",)
@@ -47,8 +49,8 @@ async def run(settings: JudgeServiceSettings, tasks: TaskGroup, telemetry: Telem
     health = Health([DEPENDENCY])
     # One more than the calls need: the locks keep a connection.
     engine = connect(settings.database_url.get_secret_value(), pool_size=_POOL + 1, tls=settings.database_tls())
-    database, answers = Database(engine), Answers(ObjectStore(settings.object_store_url))
-    store, locks = VerdictStore(database), QuestionLocks(engine)
+    database, answers = Turns(engine, _POOL), Answers(ObjectStore(settings.object_store_url))
+    store, calls, locks = VerdictStore(database), CallStore(database), QuestionLocks(engine)
     shelf = RubricShelf(RubricStore(database), _now)
     verifier = Verifier(PublicKeysFile(settings.public_keys_file), INTERNAL_AUDIENCE)
     server = Server(
@@ -57,9 +59,9 @@ async def run(settings: JudgeServiceSettings, tasks: TaskGroup, telemetry: Telem
         service_names=SERVICE_NAMES,
     )
     endpoints = {judge.name: make_endpoint(judge, server.stopping) for judge in load_judges(settings.judges_file)}
-    judging = Judging(endpoints, store, RequestStore(database), shelf, locks, answers, _now)
+    judging = Judging(endpoints, store, calls, RequestStore(database), shelf, locks, answers, _now)
     batches, held = Batches(judging, store, _now), Held(settings.most_held_bytes)
-    servicer = JudgeServicer(judging, batches, shelf, store, answers, server.stopping, settings.most_judgements, held)
+    servicer = JudgeServicer(judging, batches, shelf, calls, answers, server.stopping, settings.most_judgements, held)
     judge_service_pb2_grpc.add_JudgeServiceServicer_to_server(servicer, server.grpc_server)
 
     async def probe() -> None:

@@ -16,7 +16,7 @@ from services.judge.asking import Kept, Place
 from services.judge.backends.base import Reply
 from services.judge.model import Image, Usage
 from services.judge.prompting.prompts import Prompt
-from services.judge.store.verdicts import Owner, VerdictStore
+from services.judge.store.calls import CallStore, Owner
 
 _TRIES: Final = 4
 """To keep an answer: it was paid for, and a store may be away for a moment."""
@@ -59,7 +59,7 @@ class QuestionJournal:
 
     def __init__(
         self,
-        store: VerdictStore,
+        store: CallStore,
         answers: Answers,
         owner: Owner,
         models: Mapping[str, str],

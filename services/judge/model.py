@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 from orchard.rewards.scores import Excluded, Score, Scored
 
@@ -158,8 +158,29 @@ class Question:
 
     def trajectory_hash(self) -> str:
         """SHA-256 of the task and of every step that was given, before any cutting."""
-        content = [asdict(self.task), [[asdict(step) for step in attempt] for attempt in self.attempts]]
+        content = [asdict(self.task), fields_of(self.attempts)]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def fields_of(attempts: tuple[tuple[Step, ...], ...]) -> list[list[dict[str, Any]]]:
+    """What every step has, as values for JSON; what is at its default is left out."""
+    return [[_fields(step) for step in attempt] for attempt in attempts]
+
+
+def _fields(step: Step) -> dict[str, Any]:
+    # By hand: for thousands of steps `asdict` takes longer than everything else that is done with them.
+    found = {
+        "index": step.index,
+        "role": step.role.name,
+        "text": step.text,
+        "reasoning": step.reasoning,
+        "calls": [[call.name, call.arguments] for call in step.calls],
+        "name": step.name,
+        "is_error": step.is_error,
+        "images": step.images,
+        "copied": step.copied,
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def actions_of(steps: tuple[Step, ...]) -> list[Step]:

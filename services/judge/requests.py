@@ -11,7 +11,7 @@ from typing import Any, Final
 from services.common.errors import InvalidArgumentError
 from services.judge.backends.endpoint import Endpoint
 from services.judge.backends.limits import UNLIMITED, Amount
-from services.judge.model import Aggregation, Image, Kind, Parameters, Question, Step, Task
+from services.judge.model import Aggregation, Image, Kind, Parameters, Question, Step, Task, fields_of
 from services.judge.prompting.prompts import VERSIONS, shown_images
 from services.judge.votes import default_aggregation
 
@@ -48,7 +48,7 @@ class Request:
             "kind": self.kind.name,
             "task": _given(asdict(self.task)),
             "resolved": self.task.resolved,
-            "attempts": [[_given(asdict(step)) for step in attempt] for attempt in self.attempts],
+            "attempts": fields_of(self.attempts),
             "judges": self.judges,
             "rubric": [self.rubric_name, self.rubric_version],
             "votes": [self.votes, self.aggregation and self.aggregation.name, self.quorum],

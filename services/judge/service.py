@@ -38,9 +38,10 @@ from services.judge.prompting.prompts import VERSIONS, shown_images
 from services.judge.requests import Prepared, Request, lacks_evidence, parameters_of, question_key
 from services.judge.rubric_shelf import RubricShelf
 from services.judge.rubrics import Rubric
+from services.judge.store.calls import CallStore, Owner
 from services.judge.store.locks import QuestionLocks
 from services.judge.store.requests import RequestStore
-from services.judge.store.verdicts import Owner, Settled, Statement, VerdictStore
+from services.judge.store.verdicts import Settled, Statement, VerdictStore
 from services.judge.votes import combine
 
 
@@ -86,6 +87,7 @@ class Judging:
         self,
         endpoints: Mapping[str, Endpoint],
         store: VerdictStore,
+        calls: CallStore,
         requests: RequestStore,
         shelf: RubricShelf,
         locks: QuestionLocks,
@@ -94,6 +96,7 @@ class Judging:
     ) -> None:
         self._endpoints = endpoints
         self._store = store
+        self._calls = calls
         self._requests = requests
         self._shelf = shelf
         self._locks = locks
@@ -225,8 +228,8 @@ class Judging:
 
     async def _judged(self, tenant: str, run: str, prepared: Prepared, errand: Errand) -> Verdict:
         question, started = prepared.question, time.monotonic()
-        # Another replica may have been first.
-        if errand.earlier and (reached := await errand.earlier()):
+        # Another replica may have been first. An item's question is found below, unless it is a fresh one.
+        if errand.earlier and (prepared.fresh or not errand.batch_id) and (reached := await errand.earlier()):
             return reached
         if not prepared.fresh and (found := await self._store.find(tenant, prepared.key)):
             return _again(found)
@@ -252,7 +255,7 @@ class Judging:
         rubric = question.rubric.name if question.rubric else question.kind.name.lower()
         models = {endpoint.settings.name: endpoint.settings.model for endpoint in prepared.endpoints}
         owner = Owner(tenant, run, "", "", rubric, errand.batch_id)
-        journal = QuestionJournal(self._store, self._answers, owner, models, self._clock)
+        journal = QuestionJournal(self._calls, self._answers, owner, models, self._clock)
         meters = [*errand.meters, Meter(prepared.budget)]
         return Asker(prompts, f"{tenant}/{run}", prepared.parameters, prepared.endpoints, meters, journal)
 

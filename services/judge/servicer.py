@@ -24,7 +24,8 @@ from services.judge.journal import Answers
 from services.judge.rubric_shelf import RubricShelf
 from services.judge.service import Judging
 from services.judge.servicer_intake import Intake, budget_of
-from services.judge.store.verdicts import Batch, BatchItem, VerdictStore
+from services.judge.store.calls import CallStore
+from services.judge.store.verdicts import Batch, BatchItem
 
 _CHUNK_BYTES: Final = 64 << 10
 _MOST_LABELS: Final = 10_000
@@ -41,7 +42,7 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
         judging: Judging,
         batches: Batches,
         shelf: RubricShelf,
-        store: VerdictStore,
+        calls: CallStore,
         answers: Answers,
         stopping: asyncio.Event,
         most_judgements: int,
@@ -50,7 +51,7 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
         self._judging = judging
         self._batches = batches
         self._shelf = shelf
-        self._store = store
+        self._calls = calls
         self._answers = answers
         self._stopping = stopping
         self._most = most_judgements
@@ -176,7 +177,7 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
         """See judge_service.proto."""
         first = _day(request, "from_time", date.min)
         before = _day(request, "before_time", date.max)
-        found = await self._store.usage(principal().tenant, first, before, _MOST_USAGE)
+        found = await self._calls.usage(principal().tenant, first, before, _MOST_USAGE)
         return pb.GetUsageResponse(
             usage=[
                 pb.UsageOf(judge=judge, model=model, rubric=rubric, usage=values.usage_message(usage))

@@ -20,7 +20,7 @@ from tests.bench.benchmarks import Bench
 from tests.support.platform import ROOT, PlatformProcess
 
 RESULT = ROOT / "build" / "bench.json"
-NAMES = ("up", "exec", "create", "lifecycle", "stream", "files", "agent", "watcher", "gateway", "trajectories")
+NAMES = ("up", "exec", "create", "lifecycle", "stream", "files", "agent", "watcher", "gateway", "trajectories", "judge")
 # Name, figure, bound, whether it must be at most or at least that, and where the bound comes from.
 GOALS: tuple[tuple[str, str, float, str], ...] = (
     ("exec.p50", "exec.floor_p50", 2.0, "at most the floor + 2 ms"),

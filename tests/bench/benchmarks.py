@@ -203,6 +203,12 @@ class Bench:
 
         return await measure(full=self.full)
 
+    async def judge(self) -> Figures:
+        """Verdicts of a model server that answers at once."""
+        from tests.bench.judge import measure
+
+        return await measure(self.platform, self.client, full=self.full)
+
     async def trajectories(self) -> Figures:
         """The store of trajectories."""
         from tests.bench.trajectories import measure

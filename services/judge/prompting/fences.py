@@ -14,7 +14,8 @@ from typing import Final
 
 LINE_MARK: Final = "| "
 _BREAKS: Final = re.compile("\r\n|[\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]")
-_SHOWN: Final = frozenset("\n\t")
+# Everything that may have to be written out: all but what is plainly shown. Looked at one by one, and rare.
+_UNUSUAL: Final = re.compile(r"[^\n\t\x20-\x7e]")
 
 
 def draw_word(texts: Iterable[str], draw: Callable[[], str] = lambda: secrets.token_hex(8)) -> str:
@@ -33,9 +34,7 @@ def neutralised(text: str) -> str:
     what a judge reads is what a person would see.
     """
     text = _BREAKS.sub("\n", text)
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(character if _is_shown(character) else _escape(character) for character in text)
+    return _UNUSUAL.sub(lambda found: found[0] if _is_shown(found[0]) else _escape(found[0]), text)
 
 
 def fenced(label: str, text: str, word: str) -> str:
@@ -45,7 +44,7 @@ def fenced(label: str, text: str, word: str) -> str:
 
 
 def _is_shown(character: str) -> bool:
-    return character in _SHOWN or unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+    return unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 def _escape(character: str) -> str:

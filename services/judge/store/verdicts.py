@@ -1,47 +1,31 @@
-"""Verdicts, the answers that they come from, batches and usage."""
+"""Verdicts and batches."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import date, datetime
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.ext.asyncio import AsyncConnection
 
-from services.common.db import Database
-from services.judge.answers.reading import Finish
-from services.judge.asking import Kept, Place
 from services.judge.codec import ABSTAINED, EXCLUDED, SCORED, state_of, verdict_json, verdict_of
 from services.judge.model import Usage, Verdict
-from services.judge.store.tables import ANSWERS, BATCH_ITEMS, BATCHES, COUNTS, USAGE, VERDICTS
+from services.judge.store.calls import SUMS, usage_of
+from services.judge.store.tables import ANSWERS, BATCH_ITEMS, BATCHES, VERDICTS
+from services.judge.store.turns import Turns
 
 _V: Final = VERDICTS.c
 _A: Final = ANSWERS.c
 _B: Final = BATCHES.c
 _I: Final = BATCH_ITEMS.c
-_U: Final = USAGE.c
-_SUMS: Final = (*COUNTS, "cost_usd")
 
 
 Settled = tuple[str, int, bool]
 """Judge, vote and order."""
 Statement = sa.Executable
 """A change that is stored together with a verdict."""
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Whose a call is: its usage is counted by these. `batch_id` empty: of no batch."""
-
-    tenant: str
-    run: str
-    judge: str
-    model: str
-    rubric: str
-    batch_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +57,9 @@ class BatchItem:
 
 
 class VerdictStore:
-    """Rows of VERDICTS, ANSWERS, BATCHES, BATCH_ITEMS and USAGE."""
+    """Rows of VERDICTS, BATCHES and BATCH_ITEMS."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Turns) -> None:
         self._database = database
 
     async def probe(self) -> None:
@@ -88,7 +72,7 @@ class VerdictStore:
     async def find(self, tenant: str, question_key: str) -> Verdict | None:
         """The newest scored verdict of a question."""
         query = sa.select(VERDICTS).where(_V.tenant == tenant, _V.question_key == question_key, _V.state == SCORED)
-        async with self._database.transaction() as connection:
+        async with self._database.reading() as connection:
             query = query.order_by(_V.create_time.desc()).limit(1)
             row = (await connection.execute(query)).mappings().first()
         return None if row is None else verdict_of_row(row)
@@ -96,13 +80,13 @@ class VerdictStore:
     async def get(self, tenant: str, verdict_ids: Sequence[str]) -> dict[str, Verdict]:
         """Verdicts by id, those that there are."""
         query = sa.select(VERDICTS).where(_V.tenant == tenant, _V.verdict_id.in_(verdict_ids))
-        async with self._database.transaction() as connection:
+        async with self._database.reading() as connection:
             return {row["verdict_id"]: verdict_of_row(row) for row in (await connection.execute(query)).mappings()}
 
     async def values(self, tenant: str, verdict_ids: Sequence[str]) -> dict[str, float | None]:
         """The number of each verdict, those that there are."""
         query = sa.select(_V.verdict_id, _V.value).where(_V.tenant == tenant, _V.verdict_id.in_(verdict_ids))
-        async with self._database.transaction() as connection:
+        async with self._database.reading() as connection:
             return {row[0]: row[1] for row in await connection.execute(query)}
 
     async def add(
@@ -143,47 +127,12 @@ class VerdictStore:
         async with self._database.transaction() as connection:
             await connection.execute(statement)
 
-    # Calls
-
-    async def answers(self, tenant: str, run: str) -> Sequence[Kept]:
-        """What was received for a question that has no verdict yet."""
-        async with self._database.transaction() as connection:
-            rows = await connection.execute(sa.select(ANSWERS).where(_A.tenant == tenant, _A.run == run))
-            return [_kept(row) for row in rows.mappings()]
-
-    async def called(self, owner: Owner, usage: Usage, day: date, kept: Kept | None = None) -> None:
-        """Count a call, and keep its answer."""
-        async with self._database.transaction() as connection:
-            if kept is not None:
-                values = {
-                    "finish": kept.finish.value,
-                    **{name: getattr(kept, name) for name in ("ticket", "sha256", "words", "model", "latency_seconds")},
-                    **kept.place._asdict(),
-                    **asdict(kept.usage),
-                }
-                statement = insert(ANSWERS).values(tenant=owner.tenant, run=owner.run, **values)
-                if not (await connection.execute(statement.on_conflict_do_nothing())).rowcount:
-                    return  # a repeat: it is kept and counted
-            if owner.batch_id:
-                batch = sa.update(BATCHES).where(_B.tenant == owner.tenant, _B.batch_id == owner.batch_id)
-                await connection.execute(batch.values({name: _B[name] + getattr(usage, name) for name in _SUMS}))
-            await _count(connection, owner, usage, day)
-
-    async def usage(self, tenant: str, first: date, before: date, most: int) -> list[tuple[str, str, str, Usage]]:
-        """Sums by judge, model and rubric over days."""
-        by = (_U.judge, _U.model, _U.rubric)
-        sums = [sa.func.sum(_U[name]).label(name) for name in _SUMS]
-        query = sa.select(*by, *sums).where(_U.tenant == tenant, _U.day >= first, _U.day < before)
-        async with self._database.transaction() as connection:
-            rows = await connection.execute(query.group_by(*by).order_by(*by).limit(most))
-            return [(row["judge"], row["model"], row["rubric"], _usage(row)) for row in rows.mappings()]
-
     # Batches
 
     async def begin_batch(self, tenant: str, batch_id: str, now: datetime) -> None:
         """Begin a batch, or go on with it."""
         values: dict[str, Any] = {"tenant": tenant, "batch_id": batch_id, "create_time": now}
-        values |= dict.fromkeys(_SUMS, 0) | {"budget_exhausted": False}
+        values |= dict.fromkeys(SUMS, 0) | {"budget_exhausted": False}
         statement = insert(BATCHES).values(values)
         statement = statement.on_conflict_do_update(
             index_elements=["tenant", "batch_id"], set_={"budget_exhausted": False}
@@ -216,7 +165,7 @@ class VerdictStore:
             scored=states.get(SCORED, 0),
             excluded=states.get(EXCLUDED, 0),
             abstained=states.get(ABSTAINED, 0),
-            usage=_usage(row),
+            usage=usage_of(row),
             budget_exhausted=row["budget_exhausted"],
             create_time=row["create_time"],
         )
@@ -259,37 +208,11 @@ class VerdictStore:
             .order_by(_I.item_id)
             .limit(count)
         )
-        async with self._database.transaction() as connection:
+        async with self._database.reading() as connection:
             rows = (await connection.execute(query)).mappings()
             return [BatchItem(row["item_id"], row["asked"], verdict_of_row(row), row["again"]) for row in rows]
-
-
-async def _count(connection: AsyncConnection, owner: Owner, usage: Usage, day: date) -> None:
-    statement = insert(USAGE).values(
-        tenant=owner.tenant, day=day, judge=owner.judge, model=owner.model, rubric=owner.rubric, **asdict(usage)
-    )
-    sums = {name: _U[name] + statement.excluded[name] for name in _SUMS}
-    keys = ["tenant", "day", "judge", "model", "rubric"]
-    await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=sums))
-
-
-def _usage(row: Mapping[Any, Any]) -> Usage:
-    return Usage(**{name: int(row[name]) for name in COUNTS}, cost_usd=float(row["cost_usd"]))
 
 
 def verdict_of_row(row: Mapping[Any, Any]) -> Verdict:
     """The verdict of a row of VERDICTS."""
     return verdict_of(row["verdict_id"], row["body"], row["create_time"])
-
-
-def _kept(row: Mapping[Any, Any]) -> Kept:
-    return Kept(
-        place=Place(row["judge"], row["vote"], row["swapped"], row["attempt"]),
-        ticket=row["ticket"],
-        sha256=row["sha256"],
-        finish=Finish(row["finish"]),
-        words=row["words"],
-        model=row["model"],
-        usage=_usage(row),
-        latency_seconds=row["latency_seconds"],
-    )

@@ -3,33 +3,38 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 import grpc
 import psycopg
 import pytest
+import sqlalchemy as sa
 from orchard.judge.v1 import judge_pb2
 from orchard.judge.v1 import judge_service_pb2 as pb
 from orchard.trajectory.v1 import trajectory_pb2
 
-from services.common.db import Database, connect, migrate
+from services.common.db import connect, migrate
 from services.common.objects import ObjectStore
 from services.judge.__main__ import MIGRATIONS
+from services.judge.answers.reading import Finish
+from services.judge.asking import Kept, Place
 from services.judge.backends.endpoint import make_endpoint
 from services.judge.backends.limits import Amount
 from services.judge.backends.settings import JudgeSettings
 from services.judge.batches import Batches, Given
 from services.judge.journal import Answers
-from services.judge.model import Kind, Role, Step, Task
+from services.judge.model import Kind, Role, Step, Task, Usage
 from services.judge.requests import Request
 from services.judge.rubric_shelf import RubricShelf
 from services.judge.service import Judging
+from services.judge.store.calls import CallStore, Owner
 from services.judge.store.locks import QuestionLocks
 from services.judge.store.requests import RequestStore
 from services.judge.store.rubrics import RubricStore
 from services.judge.store.tables import SCHEMA
+from services.judge.store.turns import Turns
 from services.judge.store.verdicts import BatchItem, VerdictStore
 from tests.integration.judge.conftest import STEPS, Calls, step
 from tests.integration.judge.test_service import ABSTAINED, EXCLUDED, SCORED, fails
@@ -140,14 +145,14 @@ async def test_odd_words_of_a_judge_do_no_harm(calls: Calls, server: JudgeServer
 async def batches_of(database: str, folder: Path, judge: JudgeSettings) -> AsyncIterator[Batches]:
     """The use cases of a service with this judge, in this process."""
     engine = connect(database)
-    store, locks = VerdictStore(Database(engine)), QuestionLocks(engine)
+    turns, locks = Turns(engine, 4), QuestionLocks(engine)
+    store, calls, requests = VerdictStore(turns), CallStore(turns), RequestStore(turns)
 
     def clock() -> datetime:
         return datetime.now(UTC)
 
-    shelf, answers = RubricShelf(RubricStore(Database(engine)), clock), Answers(ObjectStore(folder.as_uri()))
-    endpoints = {judge.name: make_endpoint(judge)}
-    judging = Judging(endpoints, store, RequestStore(Database(engine)), shelf, locks, answers, clock)
+    shelf, answers = RubricShelf(RubricStore(turns), clock), Answers(ObjectStore(folder.as_uri()))
+    judging = Judging({judge.name: make_endpoint(judge)}, store, calls, requests, shelf, locks, answers, clock)
     try:
         yield Batches(judging, store, clock)
     finally:
@@ -232,4 +237,51 @@ async def test_locks_are_bounded_and_none_is_left_behind(database: str) -> None:
         assert await held() == 0
     finally:
         await locks.close()
+        await engine.dispose()
+
+
+async def test_more_transactions_than_connections_wait_for_their_turn(database: str) -> None:
+    """A pool of two, whose waiting ends in an error after five seconds; forty calls that all hold a connection."""
+    engine = connect(database, pool_size=2)
+    turns, running = Turns(engine, 2), 0
+
+    async def one(read: bool) -> int:
+        nonlocal running
+        async with turns.reading() if read else turns.transaction() as connection:
+            running += 1
+            assert running <= 2
+            found = await connection.scalar(sa.text("SELECT 1 FROM pg_sleep(0.01)"))
+            running -= 1
+        return int(found)
+
+    try:
+        assert sum(await asyncio.gather(*(one(number % 2 == 0) for number in range(40)))) == 40
+    finally:
+        await engine.dispose()
+
+
+async def test_calls_that_end_together_are_each_counted_once(database: str) -> None:
+    """Many at once, some of them twice; those of a day and of a batch meet in the same rows."""
+    engine = connect(database)
+    turns = Turns(engine, 4)
+    store, calls, today = VerdictStore(turns), CallStore(turns), datetime.now(UTC).date()
+    usage = Usage(calls=1, prompt_tokens=10, completion_tokens=1, cost_usd=0.5)
+    await store.begin_batch("counted", "b", datetime.now(UTC))
+
+    async def answer(vote: int) -> None:
+        kept = Kept(Place("j", vote, False, 0), "t", "0" * 64, Finish.STOP, "", "m", usage, 0.1)
+        await calls.called(Owner("counted", "run", "j", "m", "outcome", "b"), usage, today, kept)
+
+    async def failure() -> None:
+        await calls.called(Owner("counted", "run", "j", "m", "outcome"), Usage(1, 1), today)
+
+    try:
+        await asyncio.gather(*(answer(vote % 300) for vote in range(500)), *(failure() for _ in range(20)))
+        assert {kept.place.vote for kept in await calls.answers("counted", "run")} == set(range(300))
+        ((_judge, _model, _rubric, found),) = await calls.usage("counted", date.min, date.max, 10)
+        assert (found.calls, found.failed_calls, found.prompt_tokens, found.cost_usd) == (320, 20, 3000, 150.0)
+        batch = await store.batch("counted", "b")
+        assert batch is not None
+        assert (batch.usage.calls, batch.usage.cost_usd) == (300, 150.0)
+    finally:
         await engine.dispose()

@@ -39,6 +39,27 @@ def test_what_is_no_part_of_the_question_does_not_count() -> None:
     assert replace(REQUEST, budget=Amount(5), images=IMAGES).hash() == REQUEST.hash()
 
 
+def test_every_field_of_a_step_counts() -> None:
+    plain = Step(1, Role.ASSISTANT)
+    changed: dict[str, Any] = {
+        "index": 2,
+        "role": Role.TOOL,
+        "text": "t",
+        "reasoning": "r",
+        "calls": (ToolCall("a", "b"),),
+        "name": "n",
+        "is_error": True,
+        "images": ("1" * 64,),
+        "copied": True,
+    }
+    assert changed.keys() == {field.name for field in fields(Step)}
+    steps = [plain, *(replace(plain, **{name: value}) for name, value in changed.items())]
+    steps.append(replace(plain, calls=(ToolCall("a", "c"),)))
+    asked = [replace(REQUEST, attempts=((step,),)) for step in steps]
+    assert len({one.hash() for one in asked}) == len(asked)
+    assert len({Question(Kind.OUTCOME, one.task, one.attempts).trajectory_hash() for one in asked}) == len(asked)
+
+
 USER = Step(0, Role.USER, "Do it.")
 NOTHING = (USER, Step(1, Role.TOOL, "a log", name="bash"), Step(2, Role.ASSISTANT, "  "))
 COPIED = (USER, Step(1, Role.ASSISTANT, "It was done before.", copied=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from services.common.errors import InvalidArgumentError, Violation
@@ -16,6 +16,8 @@ _LABEL: Final = re.compile(r"[A-Za-z0-9_./-]{1,63}\Z")
 _LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9_./-]{0,63}\Z")
 RESERVED_SANDBOX_IDS: Final = frozenset({"all", "self", "default"})
 MEBIBYTE: Final = 1 << 20
+ARGUMENT_LIMIT: Final = (128 << 10) - 1
+"""Bytes of one argument or KEY=VALUE that the kernel accepts; its limit of 128 KiB counts the final NUL."""
 DAY_SECONDS: Final = 86_400.0
 _YEAR_1: Final = -62_135_596_800
 _YEAR_9999: Final = 253_402_300_799
@@ -98,17 +100,41 @@ class Fields:
         self.check("\0" not in value, field, "must not contain a NUL")
 
     def env(self, field: str, env: Mapping[str, str]) -> None:
-        """An environment: key syntax, no NUL, at most 1,000 entries and 1 MiB."""
+        """An environment: key syntax, no NUL, at most 1,000 entries, 1 MiB in all and what the kernel takes of each."""
         self.check(len(env) <= 1000, field, "must have at most 1,000 entries")
         size = 0
         for key, value in env.items():
-            size += len(key) + len(value.encode()) + 2
+            entry = len(key) + 1 + len(value.encode())
+            size += entry + 1
             shown = key if len(key) <= 80 else key[:80] + "..."
+            self._kernel_string(f"{field}[{shown!r}]", entry)
             self.check(
                 _ENV_KEY.match(key) is not None, f"{field}[{shown!r}]", "the key must match [A-Za-z_][A-Za-z0-9_]*"
             )
             self.check("\0" not in value, f"{field}[{shown!r}]", "the value must not contain a NUL")
         self.check(size <= MEBIBYTE, field, "must be at most 1 MiB in all")
+
+    def arguments(self, field: str, arguments: Sequence[str]) -> None:
+        """A program and its arguments: 1 to 65,536, no NUL, at most 1 MiB in all and what the kernel takes of each."""
+        if not self.check(1 <= len(arguments) <= 65_536, field, "must have 1 to 65,536 elements"):
+            return
+        self.check(bool(arguments[0]), f"{field}[0]", "is the program and must not be empty")
+        total = 0
+        for index, argument in enumerate(arguments):
+            size = len(argument.encode())
+            total += size + 1
+            if size > ARGUMENT_LIMIT:
+                self._kernel_string(f"{field}[{index}]", size)
+            if "\0" in argument:
+                self.check(False, f"{field}[{index}]", "must not contain a NUL")
+        self.check(total <= MEBIBYTE, field, "must be at most 1 MiB in all")
+
+    def _kernel_string(self, field: str, size: int) -> None:
+        self.check(
+            size <= ARGUMENT_LIMIT,
+            field,
+            f"has {size:,} bytes; the kernel takes at most 128 KiB: pass it on stdin or as a file",
+        )
 
     def labels(self, field: str, labels: Mapping[str, str]) -> None:
         """Labels: at most 64, keys and values of at most 63 safe characters."""

@@ -65,6 +65,12 @@ async def test_bad_exec_ids(wire: Wire, sandbox: str, bad: str) -> None:
         (sandbox_pb2.SandboxSpec(network={"mode": "NETWORK_MODE_OPEN"}), "spec.network.mode"),
         (sandbox_pb2.SandboxSpec(network={"allow_list": "x"}), "spec.network.allow_list"),
         (sandbox_pb2.SandboxSpec(start_argv=["a\0b"]), "spec.start_argv[0]"),
+        (sandbox_pb2.SandboxSpec(start_argv=["", "a"]), "spec.start_argv[0]"),
+        (sandbox_pb2.SandboxSpec(start_argv=["echo", "x" * 200_000]), "spec.start_argv[1]"),
+        (sandbox_pb2.SandboxSpec(start_argv=["echo", "é" * 70_000]), "spec.start_argv[1]"),
+        (sandbox_pb2.SandboxSpec(start_argv=["echo", *["é" * 50_000] * 11]), "spec.start_argv"),
+        (sandbox_pb2.SandboxSpec(env={"BIG": "x" * 200_000}), "spec.env['BIG']"),
+        (sandbox_pb2.SandboxSpec(env={"BIG": "é" * 70_000}), "spec.env['BIG']"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -77,6 +83,28 @@ async def test_bad_specs(wire: Wire, spec: sandbox_pb2.SandboxSpec, field: str) 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await wire.get("bad-spec")
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_secret_that_no_command_could_start_with(wire: Wire) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await wire.create("big-secret", secret_env={"TOKEN": "x" * 200_000})
+    assert (caught.value.code(), fields_of(caught.value)) == (INVALID, ["secret_env['TOKEN']"])
+
+
+async def test_what_is_accepted_starts_commands(wire: Wire) -> None:
+    most = (128 << 10) - 1
+    env, secret = {"E": "é" * ((most - 2) // 2)}, {"S": "s" * (most - 2)}
+    name = await wire.ready(env=env, secret_env=secret, start_argv=["sleep", "1000", "é" * (most // 2)])
+    try:
+        while True:
+            try:
+                sizes = await wire.output(name, 'printf "%s %s" "${#E}" "${#S}"')
+                break
+            except grpc.aio.AioRpcError as error:
+                assert reason_of(error) == "SECRET_ENV_PENDING"
+        assert sizes.split()[1] == str(most - 2).encode()
+    finally:
+        await wire.delete(name)
 
 
 async def test_an_unknown_image_names_the_way_to_get_it(wire: Wire) -> None:

@@ -169,6 +169,8 @@ def _check_create(request: Any, offer: Offer) -> None:
     fault = offer.image_fault(spec.image)
     fields.check(fault is None, "spec.image", fault or "")
     fields.env("spec.env", spec.env)
+    if spec.start_argv:
+        fields.arguments("spec.start_argv", spec.start_argv)
     fields.text("spec.working_directory", spec.working_directory, maximum=4096)
     fields.check(
         not spec.working_directory or spec.working_directory.startswith("/"),

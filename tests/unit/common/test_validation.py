@@ -62,8 +62,41 @@ def test_a_nul_in_an_environment_value() -> None:
 
 
 def test_an_oversized_environment() -> None:
-    assert fields_named(lambda fields: fields.env("env", {"A": "x" * (1 << 20)})) == ["env"]
+    assert fields_named(lambda fields: fields.env("env", {f"A{n}": "x" * 100_000 for n in range(11)})) == ["env"]
     assert fields_named(lambda fields: fields.env("env", {f"A{number}": "" for number in range(1001)})) == ["env"]
+
+
+KERNEL = (1 << 17) - 1  # MAX_ARG_STRLEN of Linux is 32 pages of 4 KiB, the final NUL included
+
+
+def test_what_the_kernel_takes_of_one_variable() -> None:
+    assert fields_named(lambda fields: fields.env("env", {"KEY": "x" * (KERNEL - 4)})) == []
+    assert fields_named(lambda fields: fields.env("env", {"KEY": "x" * (KERNEL - 3)})) == ["env['KEY']"]
+    # Bytes count, not characters.
+    assert fields_named(lambda fields: fields.env("env", {"KEY": "é" * ((KERNEL - 4) // 2)})) == []
+    assert fields_named(lambda fields: fields.env("env", {"KEY": "é" * (KERNEL // 2)})) == ["env['KEY']"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["x", "y" * KERNEL], []),
+        (["x", "y" * (KERNEL + 1)], ["argv[1]"]),
+        (["x", "é" * (KERNEL // 2)], []),
+        (["x", "é" * (KERNEL // 2 + 1)], ["argv[1]"]),
+        (["x" * 100_000] * 10, []),
+        (["é" * 50_000] * 11, ["argv"]),
+        ([], ["argv"]),
+        (["x"] * 65_536, []),
+        (["x"] * 65_537, ["argv"]),
+        (["", "x"], ["argv[0]"]),
+        (["x", ""], []),
+        (["x", "a\0b"], ["argv[1]"]),
+    ],
+    ids=range(12),
+)
+def test_arguments(arguments: list[str], named: list[str]) -> None:
+    assert fields_named(lambda fields: fields.arguments("argv", arguments)) == named
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,9 @@ class ExecSpec(_message.Message):
 
     @_builtins.property
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Added to the sandbox's environment. Keys match [A-Za-z_][A-Za-z0-9_]*, values have no NUL; 1 MiB in all."""
+        """Added to the sandbox's environment. Keys match [A-Za-z_][A-Za-z0-9_]*, values have no NUL; 1 MiB in all, 128 KiB for each
+        KEY=VALUE (the kernel's limit).
+        """
 
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:

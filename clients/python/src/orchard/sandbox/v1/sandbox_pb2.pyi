@@ -342,7 +342,9 @@ class SandboxSpec(_message.Message):
     """
     @_builtins.property
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Environment of every command in the sandbox. Keys match [A-Za-z_][A-Za-z0-9_]*; at most 1,000 entries, 1 MiB in all."""
+        """Environment of every command in the sandbox. Keys match [A-Za-z_][A-Za-z0-9_]*; at most 1,000 entries, 1 MiB in all, and
+        128 KiB for each KEY=VALUE (the kernel's limit).
+        """
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -373,7 +375,7 @@ class SandboxSpec(_message.Message):
     @_builtins.property
     def start_argv(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """A command started as soon as the agent is up, as the concurrent exec "start". Empty: none. The image's own entry
-        point is not run.
+        point is not run. The program and its arguments: at most 65,536, no NUL, 1 MiB in all, 128 KiB each (the kernel's limit).
         """
 
     @_builtins.property

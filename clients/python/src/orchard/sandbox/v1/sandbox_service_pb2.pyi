@@ -62,7 +62,9 @@ class CreateSandboxRequest(_message.Message):
     @_builtins.property
     def secret_env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Environment that goes from the gateway to the agent and is stored nowhere else: not in a record, log, API object or
-        Get. Same rules as SandboxSpec.env. A sandbox created with it answers commands only once it has arrived.
+        Get. Same rules as SandboxSpec.env. A sandbox created with it answers commands only once it has arrived. This gateway keeps it
+        in memory while the sandbox lives, for an agent that is started again; one that no longer has it gets it by a repeat of the
+        create under the same request id, at any time of the sandbox's life.
         """
 
     def __init__(

@@ -78,7 +78,7 @@ class SandboxServiceServicer:
 
     def CreateSandbox(self, request, context):
         """CreateSandbox accepts a sandbox and returns at once, usually QUEUED or STARTING; WaitSandbox tells when it is READY.
-        Idempotent by request_id for 24 h: a repeat returns the first answer. Errors: INVALID_ARGUMENT (field named),
+        Idempotent by request_id for 24 h, and while its sandbox lives: a repeat returns the first answer. Errors: INVALID_ARGUMENT (field named),
         ALREADY_EXISTS (SANDBOX_EXISTS: the id is taken by another request; REQUEST_ID_REUSED: the request id was used with another
         spec; REQUEST_ENDED: what this request made has ended and its id was used again), NOT_FOUND
         (the image was never imported; process runtime), RESOURCE_EXHAUSTED (QUEUE_FULL: the tenant's queue of 10,000;

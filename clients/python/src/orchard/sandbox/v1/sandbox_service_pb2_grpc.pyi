@@ -35,7 +35,7 @@ class SandboxServiceStub:
     def __new__(cls, channel: _aio.Channel) -> SandboxServiceAsyncStub: ...
     CreateSandbox: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.CreateSandboxRequest, _sandbox_service_pb2.CreateSandboxResponse]
     """CreateSandbox accepts a sandbox and returns at once, usually QUEUED or STARTING; WaitSandbox tells when it is READY.
-    Idempotent by request_id for 24 h: a repeat returns the first answer. Errors: INVALID_ARGUMENT (field named),
+    Idempotent by request_id for 24 h, and while its sandbox lives: a repeat returns the first answer. Errors: INVALID_ARGUMENT (field named),
     ALREADY_EXISTS (SANDBOX_EXISTS: the id is taken by another request; REQUEST_ID_REUSED: the request id was used with another
     spec; REQUEST_ENDED: what this request made has ended and its id was used again), NOT_FOUND
     (the image was never imported; process runtime), RESOURCE_EXHAUSTED (QUEUE_FULL: the tenant's queue of 10,000;
@@ -65,7 +65,7 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateSandbox: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.CreateSandboxRequest, _sandbox_service_pb2.CreateSandboxResponse]  # type: ignore[assignment]
     """CreateSandbox accepts a sandbox and returns at once, usually QUEUED or STARTING; WaitSandbox tells when it is READY.
-    Idempotent by request_id for 24 h: a repeat returns the first answer. Errors: INVALID_ARGUMENT (field named),
+    Idempotent by request_id for 24 h, and while its sandbox lives: a repeat returns the first answer. Errors: INVALID_ARGUMENT (field named),
     ALREADY_EXISTS (SANDBOX_EXISTS: the id is taken by another request; REQUEST_ID_REUSED: the request id was used with another
     spec; REQUEST_ENDED: what this request made has ended and its id was used again), NOT_FOUND
     (the image was never imported; process runtime), RESOURCE_EXHAUSTED (QUEUE_FULL: the tenant's queue of 10,000;
@@ -98,7 +98,7 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_sandbox_service_pb2.CreateSandboxResponse, _abc.Awaitable[_sandbox_service_pb2.CreateSandboxResponse]]:
         """CreateSandbox accepts a sandbox and returns at once, usually QUEUED or STARTING; WaitSandbox tells when it is READY.
-        Idempotent by request_id for 24 h: a repeat returns the first answer. Errors: INVALID_ARGUMENT (field named),
+        Idempotent by request_id for 24 h, and while its sandbox lives: a repeat returns the first answer. Errors: INVALID_ARGUMENT (field named),
         ALREADY_EXISTS (SANDBOX_EXISTS: the id is taken by another request; REQUEST_ID_REUSED: the request id was used with another
         spec; REQUEST_ENDED: what this request made has ended and its id was used again), NOT_FOUND
         (the image was never imported; process runtime), RESOURCE_EXHAUSTED (QUEUE_FULL: the tenant's queue of 10,000;

@@ -50,6 +50,7 @@ INFRASTRUCTURE = (
     errors.NoSpace,
     errors.Unavailable,
     errors.SandboxUnavailable,
+    errors.OutcomeUnknown,
     errors.DeadlineExceeded,
     errors.Unimplemented,
     errors.PlatformError,

@@ -336,6 +336,12 @@ class SandboxUnavailable(Unavailable):
     default_reason = "SANDBOX_UNAVAILABLE"
 
 
+class OutcomeUnknown(Unavailable):
+    """The connection broke, and whether the call was carried out before that cannot be told any more."""
+
+    default_reason = "OUTCOME_UNKNOWN"
+
+
 class DeadlineExceeded(OrchardError, TimeoutError):
     """A call or a wait took longer than it may."""
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from orchard._client import errors
 from orchard._client.convert import patch_file
-from orchard._client.files import AsyncFiles
+from orchard._client.files import AsyncFiles, unknown
 from orchard._client.transport import Retry
 from orchard._client.types import PatchResult
 from orchard.exec.v1 import file_service_pb2
@@ -45,6 +45,8 @@ class AsyncPatches(AsyncFiles):
         Raises:
             PatchFailed: with check; `result` says which hunk and why.
             InvalidArgument: it is no patch (PATCH_MALFORMED), or names a file outside of `path`.
+            OutcomeUnknown: with `partial`, the connection broke; otherwise a patch that is found applied after that
+                counts as applied by this call.
         """
         start = file_service_pb2.ApplyPatchStart(
             path=path, strip=strip, reverse=reverse, dry_run=dry_run, fuzz=fuzz, partial=partial
@@ -59,14 +61,16 @@ class AsyncPatches(AsyncFiles):
     async def _apply(self, data: bytes, start: file_service_pb2.ApplyPatchStart) -> PatchResult:
         retry = self._transport.retry()
         while True:
+            attempt = Retry(0.0)
             try:
-                return await self._apply_once(data, start, None)
-            except errors.Unavailable:
-                # What became of the attempt is unknown: a partial patch leaves no way to find out.
-                changes = not start.dry_run
-                if (changes and start.partial) or not await retry.failed(0.0):
+                return await self._apply_once(data, start, attempt)
+            except errors.Unavailable as error:
+                may_be_applied = attempt.may_have_acted and not start.dry_run
+                if may_be_applied and start.partial:
+                    raise unknown("a partial patch may have been applied", error) from error
+                if not await retry.failed(0.0):
                     raise
-            if changes and (applied := await self._was_applied(data, start)) is not None:
+            if may_be_applied and (applied := await self._was_applied(data, start)) is not None:
                 return applied
 
     async def _was_applied(self, data: bytes, start: file_service_pb2.ApplyPatchStart) -> PatchResult | None:
@@ -82,9 +86,7 @@ class AsyncPatches(AsyncFiles):
         backwards = await self._apply_once(data, probe, self._transport.retry())
         return backwards if backwards.applied else None
 
-    async def _apply_once(
-        self, data: bytes, start: file_service_pb2.ApplyPatchStart, retry: Retry | None
-    ) -> PatchResult:
+    async def _apply_once(self, data: bytes, start: file_service_pb2.ApplyPatchStart, retry: Retry) -> PatchResult:
         async def requests() -> AsyncIterator[file_service_pb2.ApplyPatchRequest]:
             yield file_service_pb2.ApplyPatchRequest(sandbox_id=self._sandbox_id, start=start)
             for offset in range(0, len(data), _BLOCK):

@@ -33,6 +33,7 @@ _NOT_STARTED: Final = (
     "COMMAND_NOT_EXECUTABLE",
     "CWD_NOT_FOUND",
     "CWD_NOT_A_DIRECTORY",
+    "CWD_NOT_ACCESSIBLE",
     "SHELL_NOT_FOUND",
     "USER_NOT_FOUND",
     "USER_NOT_AVAILABLE",
@@ -74,6 +75,9 @@ _TRANSPORT_WORDS: Final = (
     # A message was sent on a call that had just ended; it hides the status with which it did.
     "internal error from core",
 )
+# Transient failures before an agent was given anything to do.
+_BEFORE_THE_AGENT: Final = ("SANDBOXES_UNSEEN", "SANDBOX_STARTING", "SECRET_ENV_PENDING")
+_NOT_SENT: Final = ("failed to connect to all addresses", "dns resolution failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,13 @@ class Failure:
     violations: tuple[errors.Violation, ...] = ()
     retry_seconds: float = 0.0
     from_platform: bool = False
+
+    @property
+    def may_have_acted(self) -> bool:
+        """Whether the call may have reached who carries it out."""
+        if self.from_platform:
+            return self.reason not in _BEFORE_THE_AGENT
+        return not any(word in self.message.lower() for word in _NOT_SENT)
 
     @property
     def is_transient(self) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Final, TypeVar
 
 from orchard._client import archive, errors
-from orchard._client.files import AsyncFiles
+from orchard._client.files import AsyncFiles, unknown
 from orchard._client.status import CallFailed
 from orchard._client.threads import in_thread
 from orchard._client.types import FileType
@@ -50,6 +50,7 @@ class AsyncTransfers(AsyncFiles):
 
         Raises:
             FileExists, IsADirectory, NotADirectory, FilePermissionDenied, NoSpace, FileNotFound: as their names say.
+            OutcomeUnknown: with `exclusive`, it may have been written by this call or by somebody else.
         """
         content = memoryview(data.encode() if isinstance(data, str) else data).cast("B")
         start = file_service_pb2.WriteFileStart(
@@ -83,11 +84,12 @@ class AsyncTransfers(AsyncFiles):
                     context=self._transport.context(operation),
                     retry=retry,
                 )
-        except errors.FileExists:
-            # An earlier attempt's answer may have been lost after it had written the file.
-            if retry.attempts == 1 or not start.exclusive:
+        except errors.FileExists as error:
+            # An earlier attempt's answer may have been lost after it had written the file. Even if it is the same, a
+            # lock file is the same whoever wrote it.
+            if not retry.may_have_acted or not start.exclusive:
                 raise
-            return (await self.stat(start.path)).size
+            raise unknown(f"{start.path!r} is there now, but perhaps not written by this call", error) from error
         return response.size
 
     async def read_file(self, path: str, *, offset: int = 0, length: int = 0) -> bytes:

@@ -50,6 +50,8 @@ class Retry:
         self._since = time.monotonic()
         self._failures = 0
         self.attempts = 1
+        self.may_have_acted = False
+        """Whether an attempt failed of which nobody knows whether it was carried out."""
 
     def succeeded(self) -> None:
         """Something came through: the budget starts anew."""
@@ -138,6 +140,8 @@ class Transport:
     async def pause_or_raise(self, error: CallFailed, retry: Retry, sandbox_id: str) -> None:
         """Wait before the next attempt after a transient failure; raise the typed error of any other."""
         failure = error.failure
+        if failure.is_transient and failure.may_have_acted:
+            retry.may_have_acted = True
         if failure.from_platform:
             self._reached = True
         if failure.reason == "SECRET_ENV_PENDING" and retry.failing_seconds > _SECRET_PATIENCE_SECONDS:

@@ -119,7 +119,8 @@ def _cwd_error(error: int, cwd: str, why: str) -> OrchardError:
     elif error == errno.ENOENT:
         reason, text = "CWD_NOT_FOUND", f"the working directory {cwd!r} does not exist"
     else:
-        reason, text = "CWD_NOT_ACCESSIBLE", f"the working directory {cwd!r} cannot be entered: {why}"
+        reason = "CWD_NOT_ACCESSIBLE"
+        text = f"the command's user cannot enter the working directory {cwd!r}: {why}; give a cwd that it can"
     return FailedPreconditionError(text, reason=reason, cwd=cwd)
 
 

@@ -18,6 +18,8 @@ from services.local.demo.evaluate import Outcome
 from services.local.demo.tasks import Candidate, Task
 
 _ROWS_SHOWN: Final = 14
+_BORDER: Final = 1
+_CELL_BORDER: Final = 3
 _HEADINGS: Final = ("task", "candidate", "verdict", "tests", "time")
 _COLOURS: Final = {"resolved": "green", "unresolved": "yellow", "patch_failed": "magenta", "error": "bold red"}
 
@@ -84,14 +86,19 @@ def show_table(console: Console, outcomes: Sequence[Outcome]) -> None:
         )
         last = name
     table = Table(title="Verdicts", title_justify="left")
+    left = console.width - _BORDER
     for index, heading in enumerate(_HEADINGS):
         width = max(len(heading), *(len(row[index]) for row in rows))
         table.add_column(heading, justify="right" if index >= 3 else "left", no_wrap=True, min_width=width)
-    table.add_column("", no_wrap=True, overflow="ellipsis")
+        left -= width + _CELL_BORDER
+    # A column that may wrap is the one that gives way; what is cut to its width does not wrap.
+    table.add_column("")
     for outcome, row in zip(outcomes, rows, strict=True):
         wrong = "" if outcome.expected else f"EXPECTED {outcome.candidate.expected}. "
         verdict = Text(outcome.verdict, style=_COLOURS[outcome.verdict])
-        table.add_row(row[0], row[1], verdict, row[3], row[4], Text.assemble((wrong, "bold red"), outcome.detail))
+        detail = Text.assemble((wrong, "bold red"), outcome.detail.partition("\n")[0])
+        detail.truncate(max(0, left - _CELL_BORDER), overflow="ellipsis")
+        table.add_row(row[0], row[1], verdict, row[3], row[4], detail)
     console.print(table)
     counts = Counter(outcome.verdict for outcome in outcomes)
     console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()))

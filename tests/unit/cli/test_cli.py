@@ -17,7 +17,7 @@ import typer
 from orchard import ExecEnd
 from orchard._cli import output, plugins
 from orchard._cli.copying import parse_place
-from orchard._cli.execution import exit_code
+from orchard._cli.execution import command_words, exit_code
 from orchard._cli.main import app
 from typer.testing import CliRunner
 
@@ -223,3 +223,34 @@ def test_completion_without_a_platform_is_silent(monkeypatch: pytest.MonkeyPatch
     assert output.complete_sandbox("sb") == []
     (tmp_path / "profile.json").write_text(json.dumps({"endpoint": "127.0.0.1:1", "api_key": "k"}))
     assert output.complete_sandbox("sb") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [(["--", "ls", "/"], ["ls", "/"]), (["ls", "-l"], ["ls", "-l"]), (["ls", "--", "x"], ["ls", "--", "x"])],
+)
+def test_a_command_may_stand_behind_two_dashes(words: list[str], command: list[str]) -> None:
+    assert command_words(words) == command
+
+
+@pytest.mark.parametrize("option", ["--json", "-d", "--timeout", "--help"])
+def test_an_option_behind_the_sandbox_is_told_where_it_belongs(option: str) -> None:
+    done = cli("exec", "box", option, "ls")
+    assert done.returncode == 2
+    assert "options go before the sandbox" in " ".join(done.stderr.split())
+
+
+def test_two_images_are_one_too_many() -> None:
+    done = cli("create", "one", "--image", "two")
+    assert done.returncode == 2
+    assert "--image" in done.stderr
+
+
+@pytest.mark.parametrize("key", ["bad key ü", "line\nend"])
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:1", "127.0.0.1:99999", "nonsense"])
+def test_nonsense_in_the_environment_is_one_sentence(endpoint: str, key: str) -> None:
+    done = cli("list", ORCHARD_ENDPOINT=endpoint, ORCHARD_API_KEY=key)
+    assert done.returncode == 1
+    assert done.stderr.startswith("orchard: ")
+    assert "Traceback" not in done.stderr
+    assert key not in done.stderr

@@ -32,6 +32,7 @@ def create(  # noqa: PLR0917 (options of the command line)
     image: Annotated[
         str | None, typer.Argument(help="What to start from. Default on one machine: the host's root.")
     ] = None,
+    image_option: Annotated[str | None, typer.Option("--image", metavar="IMAGE", help="The same as IMAGE.")] = None,
     sandbox_id: Annotated[str | None, typer.Option("--id", help="Choose its id.")] = None,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="KEY=VALUE", help="Can be repeated.")] = None,
     secret_env: Annotated[
@@ -53,6 +54,8 @@ def create(  # noqa: PLR0917 (options of the command line)
     json: Json = False,
 ) -> None:
     """Make a sandbox and print its id. It lives until it is removed or its time is over."""
+    if image and image_option and image != image_option:
+        raise typer.BadParameter(f"is {image_option!r}, and IMAGE is {image!r}: give one", param_hint="--image")
     options: dict[str, Any] = {
         "sandbox_id": sandbox_id,
         "env": pairs("--env", env),
@@ -71,7 +74,7 @@ def create(  # noqa: PLR0917 (options of the command line)
     }
     given = {name: value for name, value in options.items() if value is not None}
     with client() as api, waiting("starting a sandbox", quiet=json):
-        made = api.create(image, wait=wait, timeout=seconds("--timeout", timeout), detach=True, **given)
+        made = api.create(image or image_option, wait=wait, timeout=seconds("--timeout", timeout), detach=True, **given)
         info = made.info
     if json:
         print_json(info)

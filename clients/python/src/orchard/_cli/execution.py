@@ -24,7 +24,10 @@ def exec_command(  # noqa: PLR0917 (options of the command line)
     sandbox: SandboxId,
     command: Annotated[
         list[str],
-        typer.Argument(help="One argument is a shell command line; several are a program and its arguments."),
+        typer.Argument(
+            help="One argument is a shell command line; several are a program and its arguments. Options go before the "
+            "sandbox."
+        ),
     ],
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="KEY=VALUE", help="Can be repeated.")] = None,
     workdir: Annotated[str | None, typer.Option("--workdir", "-w", help="Where it runs.")] = None,
@@ -54,6 +57,7 @@ def exec_command(  # noqa: PLR0917 (options of the command line)
     options = {name: value for name, value in options.items() if value is not None}
     if timeout is not None:
         options["timeout"] = None if timeout == "none" else seconds("--timeout", timeout)
+    command = command_words(command)
     program: str | list[str] = command[0] if len(command) == 1 else command
     from orchard import CommandNotStarted, OrchardError
 
@@ -65,6 +69,21 @@ def exec_command(  # noqa: PLR0917 (options of the command line)
     except OrchardError as error:
         fail(error, code=PLATFORM_ERROR)
     raise typer.Exit(code)
+
+
+def command_words(words: list[str]) -> list[str]:
+    """What the command is: all behind the sandbox, or behind a "--" there."""
+    if words[0] == "--":
+        if len(words) == 1:
+            raise typer.BadParameter("is missing behind --", param_hint="COMMAND...")
+        return words[1:]
+    if words[0].startswith("-") and " " not in words[0]:
+        raise typer.BadParameter(
+            f"{words[0]} stands where the command begins: options go before the sandbox, as in "
+            f"`orchard exec {words[0]} SANDBOX COMMAND`, or put -- before a command that begins with a dash",
+            param_hint="COMMAND...",
+        )
+    return words
 
 
 def _run(sandbox: Sandbox, program: str | list[str], options: dict[str, Any], *, background: bool, json: bool) -> int:

@@ -178,9 +178,12 @@ def exec_spec(command: Command, options: ExecOptions, *, background: bool = Fals
 
 def _set_command(spec: exec_pb2.ExecSpec, command: Command) -> None:
     if isinstance(command, str):
+        if not command:
+            raise InvalidArgument.of("command", "must not be empty")
         spec.shell = command
         return
-    if isinstance(command, bytes) or not all(isinstance(argument, str) for argument in command):
+    is_list = isinstance(command, Sequence) and not isinstance(command, (bytes, bytearray))
+    if not is_list or not all(isinstance(argument, str) for argument in command):
         raise InvalidArgument.of("command", "must be a string for a shell, or a list of strings to run as it is")
     spec.argv.args.extend(command)
     if not spec.argv.args:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from orchard._client.convert import exec_info
-from orchard._client.errors import DeadlineExceeded
+from orchard._client.errors import DeadlineExceeded, InvalidArgument
 from orchard._client.execs import Run, raise_unless_result
 from orchard._client.types import ExecEnd, ExecInfo, ExecResult, OutputChunk
 from orchard._client.units import Seconds, seconds_of
@@ -140,11 +140,11 @@ class AsyncProcess:
     def __aiter__(self) -> AsyncIterator[OutputChunk]:
         return self.output()
 
-    async def signal(self, number: int | signals.Signals, *, leader_only: bool = False) -> None:
-        """Send a signal to the whole process tree, or to the command's own process alone. Nothing happens if it has
-        ended.
+    async def signal(self, number: int | str | signals.Signals, *, leader_only: bool = False) -> None:
+        """Send a signal, a number or a name like "TERM", to the whole process tree, or to the command's own process
+        alone. Nothing happens if it has ended.
         """
-        await self._run.signal(int(number), leader_only=leader_only)
+        await self._run.signal(_signal_number(number), leader_only=leader_only)
 
     async def kill(self) -> None:
         """Send KILL to the whole process tree."""
@@ -162,3 +162,13 @@ class AsyncProcess:
     ) -> None:
         if self._run.result is None or self._run.result.ended is ExecEnd.UNKNOWN:
             await self._run.abandon()
+
+
+def _signal_number(signal: int | str | signals.Signals) -> int:
+    if isinstance(signal, int):
+        return int(signal)
+    name = str(signal).upper()
+    try:
+        return signals.Signals[name if name.startswith("SIG") else f"SIG{name}"]
+    except KeyError:
+        raise InvalidArgument.of("signal", f"{signal!r} is no signal; give a number or a name like 'TERM'") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,9 @@ from orchard._client.errors import ConfigurationError
 
 _WITH_TLS: Final = ("https://", "grpcs://")
 _IN_THE_CLEAR: Final = ("http://", "grpc://")
+_HOST_PORT: Final = re.compile(
+    r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_.])?)(?::(?P<port>\d{1,6}))?"
+)
 
 
 @dataclass(frozen=True)
@@ -59,11 +63,10 @@ class Profile:
         Raises:
             ConfigurationError: the endpoint is none, or the key would go over a network in the clear.
         """
-        if not self.target or ("/" in self.target and not self.target.startswith("unix:")):
+        self.check_endpoint()
+        if not (self.api_key.isascii() and self.api_key.isprintable() and " " not in self.api_key):
             raise ConfigurationError(
-                f"the endpoint {self.endpoint!r} is none of https://host:port, host:port and unix:/path: "
-                "set ORCHARD_ENDPOINT to one",
-                reason="ENDPOINT_INVALID",
+                "the API key has characters that no key has: copy it anew to ORCHARD_API_KEY", reason="API_KEY_INVALID"
             )
         if not (self.uses_tls or self.is_local or self.insecure):
             raise ConfigurationError(
@@ -71,6 +74,30 @@ class Profile:
                 "set ORCHARD_INSECURE=1 (`orchard --insecure`) where nobody else can listen",
                 reason="ENDPOINT_INSECURE",
             )
+
+    def check_endpoint(self) -> None:
+        """Make sure that the endpoint can be one.
+
+        Raises:
+            ConfigurationError: it cannot.
+        """
+        if self.target.startswith("unix:") and len(self.target) > len("unix:"):
+            return
+        found = _HOST_PORT.fullmatch(self.target)
+        if found is None or not (found["port"] or self.uses_tls) or int(found["port"] or 443) not in range(1, 65536):
+            raise ConfigurationError(
+                f"the endpoint {self.endpoint!r} is none of https://host:port, host:port and unix:/path, with a port "
+                "from 1 to 65535: set ORCHARD_ENDPOINT to one",
+                reason="ENDPOINT_INVALID",
+            )
+
+    def is_same_place(self, endpoint: str) -> bool:
+        """Whether another endpoint leads to the same server: all names of this machine are one."""
+        other = Profile(endpoint, "")
+        if self.is_local and other.is_local and not self.target.startswith("unix:"):
+            ports = [one.target.rpartition(":")[2] for one in (self, other)]
+            return ports[0] == ports[1] and self.uses_tls == other.uses_tls
+        return (self.target, self.uses_tls) == (other.target, other.uses_tls)
 
 
 def profile_path(environ: Mapping[str, str] = os.environ) -> Path:
@@ -90,21 +117,25 @@ def load_profile(
     Raises:
         ConfigurationError: endpoint or key is to be found nowhere, or the file cannot be read.
     """
-    endpoint = endpoint or environ.get("ORCHARD_ENDPOINT")
-    api_key = api_key or environ.get("ORCHARD_API_KEY")
+    # A secret that was copied or read from a file often has a line end.
+    endpoint = (endpoint or environ.get("ORCHARD_ENDPOINT") or "").strip()
+    api_key = (api_key or environ.get("ORCHARD_API_KEY") or "").strip()
+    if endpoint:
+        Profile(endpoint, "").check_endpoint()
     files = {name: environ.get(f"ORCHARD_{name.upper()}", "") for name in ("ca_file", "cert_file", "key_file")}
     insecure = _flag(environ.get("ORCHARD_INSECURE", ""))
     path = profile_path(environ)
     if not (endpoint and api_key):
         stored = _read(path)
         # The stored key is for the stored endpoint: it must not be sent to another one.
-        if not api_key and endpoint and endpoint != stored.get("endpoint", endpoint):
+        is_stored = Profile(stored.get("endpoint", endpoint), "").is_same_place(endpoint or stored.get("endpoint", ""))
+        if not api_key and endpoint and not is_stored:
             raise ConfigurationError(
                 f"no API key for {endpoint}: the profile {path} is for another endpoint; set ORCHARD_API_KEY"
             )
-        endpoint = endpoint or stored.get("endpoint")
-        api_key = api_key or stored.get("api_key")
-        if endpoint == stored.get("endpoint"):
+        endpoint = endpoint or stored.get("endpoint", "")
+        api_key = api_key or stored.get("api_key", "")
+        if is_stored:
             files = {name: given or stored.get(name, "") for name, given in files.items()}
             insecure = insecure or _flag(stored.get("insecure", ""))
     if not endpoint:

@@ -78,8 +78,10 @@ class Process:
     def __iter__(self) -> Iterator[OutputChunk]:
         return self.output()
 
-    def signal(self, number: int | signals.Signals, *, leader_only: bool = False) -> None:
-        """Send a signal to the whole process tree, or to the command's own process alone."""
+    def signal(self, number: int | str | signals.Signals, *, leader_only: bool = False) -> None:
+        """Send a signal, a number or a name like "TERM", to the whole process tree, or to the command's own process
+        alone.
+        """
         self._portal.run(self._process.signal(number, leader_only=leader_only))
 
     def kill(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -82,12 +83,17 @@ class LeaseStore:
     Args:
         url: redis://, rediss:// or unix://.
         tls: with rediss://, the authority of the server, and optionally the certificate to show.
+        monotonic: seconds of a clock that is never set.
 
     Raises:
         TlsError: a file of `tls` cannot be used.
     """
 
-    def __init__(self, url: str, tls: TlsFiles | None = None) -> None:
+    def __init__(
+        self, url: str, tls: TlsFiles | None = None, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._monotonic = monotonic
+        self._reaped: tuple[int, float] | None = None
         self._redis: redis.Redis = redis.Redis.from_url(
             url, socket_timeout=None, socket_connect_timeout=_TIMEOUT_SECONDS, max_connections=256
         )
@@ -233,8 +239,18 @@ class LeaseStore:
         return outcome.decode(), _record(flat[0]) if flat else None
 
     async def expire(self, limit: int) -> list[Name]:
-        """Claim leases that ran out and mark their sandboxes DELETING."""
-        return [_name(raw) for raw in await self._run("expire", limit)]
+        """Claim leases that ran out and mark their sandboxes DELETING.
+
+        Between two passes the store's clock goes on as much as this process's monotonic one, and every lease could be
+        renewed. Where that was not so, heartbeat and idle timeouts stood still (lua/expire.lua); a time to live goes
+        on.
+        """
+        at = self._monotonic()
+        then_ms, then = self._reaped or (0, at)
+        self._reaped = None  # a pass that fails tells nothing: the next one is like a first one
+        now_ms, *doomed = await self._run("expire", limit, then_ms, round((at - then) * 1000))
+        self._reaped = (int(now_ms), at)
+        return [_name(raw) for raw in doomed]
 
     async def renew(self, field: str, leases: Sequence[tuple[str, str, str]]) -> list[Name]:
         """Renew leases given as (tenant, id, uid or ""); returns those that are not alive."""

@@ -6,11 +6,14 @@ local NEVER = '9007199254740991'
 local KEPT_MS = 86400000 -- terminal records and request ids are kept 24 h
 local IDLE_SLACK_MS = 10000 -- two of the gateways' reports of activity: one may be late or lost without ending what is in use
 
+local LOST_SLACK_MS = 3000 -- a busy machine may be this late between its clock's reading and the server's
+
 local LEASES = 'orchard:leases'   -- "<tenant>/<id>" of every record that is not terminal, by deadline
 local CLAIMED = 'orchard:claimed' -- "<tenant>/<id>" taken from the queue and not yet started, by when it may be taken again
 local ENDED = 'orchard:ended'     -- "<tenant>/<id>" of terminal records, by end
 local TURNS = 'orchard:turns'     -- tenants with queued creates that may be taken, in the order of their turns
 local PARKED = 'orchard:parked'   -- tenants whose next create does not fit their quota, by when to look again; NEVER: when room is made
+local REAPED = 'orchard:reaped'   -- when a scheduler looked for leases that ran out last
 local CHANGES = 'orchard:changes' -- channel: "<tenant>/<id>" of each changed record
 
 local function record_key(tenant, id) return 'orchard:sandbox:' .. tenant .. ':' .. id end

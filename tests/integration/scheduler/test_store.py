@@ -1,6 +1,9 @@
 """The Lua scripts of records and leases against a real Valkey."""
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -22,6 +25,33 @@ from tests.integration.scheduler.records import (
     take,
     wanted,
 )
+
+
+class Skewed:
+    """A monotonic clock that falls behind the store's."""
+
+    def __init__(self) -> None:
+        self.behind = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() - self.behind
+
+
+@asynccontextmanager
+async def closing(store: LeaseStore) -> AsyncIterator[LeaseStore]:
+    yield store
+    await store.close()
+
+
+async def milliseconds(valkey: redis.Redis) -> int:
+    seconds, micros = await valkey.time()
+    return seconds * 1000 + micros // 1000
+
+
+async def ready_with_timeouts(store: LeaseStore, timeout_ms: int) -> None:
+    await create(store, wanted("a"), replace(DAY, heartbeat_timeout_ms=timeout_ms, idle_timeout_ms=timeout_ms))
+    await take(store)
+    await store.observe(seen(wanted("a"), State.READY, 5, ready_ms=77))
 
 
 class TestObserve:
@@ -188,6 +218,81 @@ class TestLeases:
             if missing:
                 assert claimed
             await store.finish(("t", name), f"r-{name}", State.DELETED, Reason.REQUESTED, "")
+
+    @pytest.mark.parametrize("field", ["last_heartbeat_ms", "last_active_ms"])
+    async def test_a_clock_that_jumps_ends_nothing_that_could_not_renew(
+        self, valkey: redis.Redis, valkey_url: str, field: str
+    ) -> None:
+        """The monotonic clock stands still for 100 s of the store's, as on a machine that is suspended or set."""
+        monotonic = Skewed()
+        async with closing(LeaseStore(valkey_url, monotonic=monotonic)) as store:
+            await ready_with_timeouts(store, 60_000)
+            assert await store.expire(100) == []
+            for slept in (100.0, 100.0):
+                await long_ago(valkey, field, 110_000)
+                monotonic.behind += slept
+                assert await store.expire(100) == []
+                # It stood still, and was not set back to its beginning: 10 s had passed, and have.
+                stands = int(await valkey.hget("orchard:sandbox:t:a", field))
+                assert 0 <= await milliseconds(valkey) - stands - 10_000 < 60_000
+            # Without a jump it ends.
+            await long_ago(valkey, field, 110_000)
+            assert await store.expire(100) == [("t", "a")]
+
+    async def test_a_jump_moves_no_lease_beyond_its_timeout(self, valkey: redis.Redis, valkey_url: str) -> None:
+        """What was renewed after the jump, or is moved by each of several schedulers, has its timeout and no more."""
+        monotonic = Skewed()
+        async with closing(LeaseStore(valkey_url, monotonic=monotonic)) as store:
+            await ready_with_timeouts(store, 60_000)
+            await store.expire(100)
+            monotonic.behind += 1e6
+            await store.renew("last_heartbeat_ms", [("t", "a", "")])
+            assert await store.expire(100) == []
+            assert int(await valkey.hget("orchard:sandbox:t:a", "last_heartbeat_ms")) <= await milliseconds(valkey)
+
+    async def test_a_clock_that_is_set_back_keeps_nothing_for_longer(
+        self, valkey: redis.Redis, valkey_url: str
+    ) -> None:
+        monotonic = Skewed()
+        async with closing(LeaseStore(valkey_url, monotonic=monotonic)) as store:
+            await ready_with_timeouts(store, 60_000)
+            await store.expire(100)
+            for field in ("last_heartbeat_ms", "last_active_ms"):
+                await long_ago(valkey, field, -3_600_000)  # as an hour's step back leaves it
+            monotonic.behind -= 3600
+            assert await store.expire(100) == []
+            for field in ("last_heartbeat_ms", "last_active_ms"):
+                assert int(await valkey.hget("orchard:sandbox:t:a", field)) <= await milliseconds(valkey)
+
+    async def test_a_time_to_live_goes_on(self, valkey: redis.Redis, valkey_url: str) -> None:
+        monotonic = Skewed()
+        async with closing(LeaseStore(valkey_url, monotonic=monotonic)) as store:
+            await ready_with_timeouts(store, 60_000)
+            await store.expire(100)
+            await long_ago(valkey, "expire_ms", 1)
+            monotonic.behind += 100
+            assert await store.expire(100) == [("t", "a")]
+
+    @pytest.mark.parametrize("how", ["restarted", "store away"])
+    async def test_while_no_scheduler_could_take_a_heartbeat_nothing_expires(
+        self, valkey: redis.Redis, valkey_url: str, how: str
+    ) -> None:
+        async with closing(LeaseStore(valkey_url)) as store, closing(LeaseStore(valkey_url)) as other:
+            await ready_with_timeouts(store, 60_000)
+            await store.expire(100)
+            await long_ago(valkey, "last_heartbeat_ms", 110_000)
+            await valkey.set("orchard:reaped", await milliseconds(valkey) - 100_000)
+            if how == "store away":
+                await valkey.execute_command("REPLICAOF", "127.0.0.1", "1")
+                with pytest.raises(UnavailableError):
+                    await store.expire(100)
+                await valkey.execute_command("REPLICAOF", "NO", "ONE")
+            returned = other if how == "restarted" else store
+            assert await returned.expire(100) == []
+            # One that is started beside others has lost nothing.
+            await long_ago(valkey, "last_heartbeat_ms", 110_000)
+            async with closing(LeaseStore(valkey_url)) as third:
+                assert await third.expire(100) == [("t", "a")]
 
     async def test_activity_of_another_incarnation_does_not_count(self, store: LeaseStore) -> None:
         await started(store, wanted("a"))

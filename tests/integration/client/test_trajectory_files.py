@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.json_format import MessageToDict
-from orchard import AlreadyExists, SandboxClient, Task, TrajectorySealed, WriterConflict
+from orchard import AlreadyExists, SandboxClient, Task, TrajectoryOptions, TrajectorySealed, WriterConflict
 from orchard._cli.main import app
 from orchard.data import Record, codec, read
 from orchard.data.export import export
@@ -167,6 +167,37 @@ def test_an_export_of_the_platform_is_that_of_the_file(client: SandboxClient, da
         theirs = export(RecordSource.of(made), codec(name), tmp_path / f"{name}-file.jsonl")
         assert ours.rows > 0
         assert (ours.rows, ours.sha256) == (theirs.rows, theirs.sha256)
+
+
+def test_an_export_is_taken_back_where_it_came_from(
+    client: SandboxClient, shell: Any, dataset: str, tmp_path: Path
+) -> None:
+    """With whatever a description can have."""
+    options: TrajectoryOptions = {
+        "trajectory_id": f"{dataset}-t",
+        "rollout_id": "r-1",
+        "group_id": f"{dataset}-g",
+        "attempt": 3,
+        "harness": "h",
+        "model": "m",
+        "policy_version": "p7",
+        "teacher": "t",
+        "tools": [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}],
+        "labels": {"run": dataset},
+        "sandbox_id": "sb-1",
+        "trace_id": "0af7651916cd43dd8448eb211c80319c",
+        "metadata": {"ünicode": [1, 2.5, None]},
+    }
+    assert set(options) == set(TrajectoryOptions.__annotations__)
+    task = Task("instance", dataset, "repo", "site.example", "train")
+    writing = client.trajectories.create(task, **options)
+    writing.append(*record("any").steps)
+    client.trajectories.seal(writing.trajectory_id, "completed")
+    file = tmp_path / "back.jsonl"
+    shell("export", "--label", f"run={dataset}", "--to", "orchard", "--output", file)
+    found = shell("import", file)
+    assert (found["trajectories"], found["new"]) == (1, 0)
+    assert len(from_platform(client, dataset)) == 1
 
 
 def test_import_export_and_curate_in_the_shell(shell: Any, dataset: str, tmp_path: Path) -> None:

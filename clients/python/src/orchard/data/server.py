@@ -181,7 +181,7 @@ def _taken(record: Record) -> WriterConflict:
 
 
 def _options(trajectory: pb.Trajectory) -> dict[str, Any]:
-    names = ("trajectory_id", "rollout_id", "group_id", "harness", "model", "policy_version", "teacher")
+    names = ("trajectory_id", "rollout_id", "group_id", "harness", "model", "policy_version", "teacher", "sandbox_id")
     options: dict[str, Any] = {name: value for name in names if (value := getattr(trajectory, name))}
     options["attempt"] = trajectory.attempt
     options["labels"] = dict(trajectory.labels)

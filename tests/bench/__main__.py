@@ -9,7 +9,7 @@ import platform as machine
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from tests.support.platform import ROOT, PlatformProcess
 
 RESULT = ROOT / "build" / "bench.json"
 NAMES = ("up", "exec", "create", "lifecycle", "stream", "files", "agent", "watcher", "gateway", "trajectories", "judge")
+# Only where they are named: they need root and the testbed of tests/cluster.
+NAMED = ("kubernetes",)
 # Name, figure, bound, whether it must be at most or at least that, and where the bound comes from.
 GOALS: tuple[tuple[str, str, float, str], ...] = (
     ("exec.p50", "exec.floor_p50", 2.0, "at most the floor + 2 ms"),
@@ -43,15 +45,33 @@ def main() -> int:
     """Run the chosen benchmarks, print the table, write the file."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measure Orchard on this machine.")
     parser.add_argument("--size", choices=["small", "full"], default="small")
-    parser.add_argument("--only", default="all", help=f"comma-separated, of {', '.join(NAMES)}")
+    parser.add_argument("--only", default="all", help=f"comma-separated, of {', '.join((*NAMES, *NAMED))}")
     parser.add_argument("--compare", type=Path, help="an earlier result to show beside this one")
     arguments = parser.parse_args()
     wanted = NAMES if arguments.only == "all" else tuple(arguments.only.split(","))
-    if unknown := set(wanted) - set(NAMES):
-        parser.error(f"--only: no benchmark {min(unknown)!r}; there are {', '.join(NAMES)}")
+    if unknown := set(wanted) - set(NAMES) - set(NAMED):
+        parser.error(f"--only: no benchmark {min(unknown)!r}; there are {', '.join((*NAMES, *NAMED))}")
     results: dict[str, Any] = {
         "machine": {"cores": os.cpu_count(), "kernel": machine.release(), "size": arguments.size}
     }
+    if "kubernetes" in wanted:
+        from tests.bench import kubernetes
+
+        results["kubernetes"] = kubernetes.measure(full=arguments.size == "full")
+        wanted = tuple(name for name in wanted if name != "kubernetes")
+    if wanted:
+        _measure_one_machine(wanted, results, full=arguments.size == "full")
+    _show(results, json.loads(arguments.compare.read_text()) if arguments.compare else {})
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(results, indent=2) + "\n")
+    print(f"\nwritten to {RESULT.relative_to(ROOT)}")
+    failures = sum(one["failures"] for one in results.get("lifecycle", []))
+    failures += results.get("kubernetes", {}).get("at_once", {}).get("failures", 0)
+    return 1 if failures else 0
+
+
+def _measure_one_machine(wanted: Sequence[str], results: dict[str, Any], *, full: bool) -> None:
+    """All that `orchard up` is enough for."""
     with tempfile.TemporaryDirectory(prefix="orchard-bench-") as folder:
         os.chmod(folder, 0o711)  # noqa: PTH101 (the database's own user passes through)
         platform = PlatformProcess(Path(folder))
@@ -59,16 +79,10 @@ def main() -> int:
             platform.start()
             if "up" in wanted:
                 results["up"] = {"ready": _restart(platform)}
-            uvloop.run(_measure(platform, [name for name in wanted if name != "up"], results, arguments.size == "full"))
+            uvloop.run(_measure(platform, [name for name in wanted if name != "up"], results, full))
             platform.stop()
         finally:
             platform.close()
-    _show(results, json.loads(arguments.compare.read_text()) if arguments.compare else {})
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(results, indent=2) + "\n")
-    print(f"\nwritten to {RESULT.relative_to(ROOT)}")
-    failures = sum(one["failures"] for one in results.get("lifecycle", []))
-    return 1 if failures else 0
 
 
 def _restart(platform: PlatformProcess) -> float:

@@ -58,7 +58,9 @@ class ValkeyProcess:
 class PodPlatform:
     """Use `running_pod_platform`."""
 
-    def __init__(self, testbed: Testbed, folder: Path, database: str, agent_image: str) -> None:
+    def __init__(
+        self, testbed: Testbed, folder: Path, database: str, agent_image: str, settings: Mapping[str, str]
+    ) -> None:
         self.testbed = testbed
         self.folder = folder
         self.valkey = ValkeyProcess(folder)
@@ -75,7 +77,7 @@ class PodPlatform:
             for number, address in enumerate(addresses[:2])
         ]
         watchers = f"ipv4:{','.join(addresses[:2])}"
-        settings = {
+        scheduler = {
             "KUBECONFIG": str(testbed.kubeconfig),
             "REDIS_URL": self.valkey.url,
             "WATCHER_ADDRESS": watchers,
@@ -85,9 +87,10 @@ class PodPlatform:
             # Many on one machine.
             "POD_CPU_REQUEST_SHARE": "0.01",
             "POD_MEMORY_REQUEST_SHARE": "0.05",
+            **settings,
         }
         self.schedulers = [
-            self._service("scheduler", number, {**settings, "LISTEN": address})
+            self._service("scheduler", number, {**scheduler, "LISTEN": address})
             for number, address in enumerate(addresses[2:])
         ]
         gateway = {
@@ -148,10 +151,15 @@ class PodPlatform:
 
 
 @contextmanager
-def running_pod_platform(testbed: Testbed, folder: Path, agent_image: str) -> Iterator[PodPlatform]:
-    """A platform that serves. It takes every sandbox of the cluster for its own, so that there can be no other."""
+def running_pod_platform(
+    testbed: Testbed, folder: Path, agent_image: str, settings: Mapping[str, str] | None = None
+) -> Iterator[PodPlatform]:
+    """A platform that serves. It takes every sandbox of the cluster for its own, so that there can be no other.
+
+    `settings` of the schedulers, without their prefix ORCHARD_.
+    """
     with running_postgres() as database:
-        platform = PodPlatform(testbed, folder, database, agent_image)
+        platform = PodPlatform(testbed, folder, database, agent_image, settings or {})
         try:
             platform.prepare()
             with running(*platform.services):

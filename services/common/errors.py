@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
+
+if TYPE_CHECKING:
+    from grpc.aio import AioRpcError
 
 DOMAIN: Final = "orchard.dev"
 STATUS_DETAILS_KEY: Final = "grpc-status-details-bin"
@@ -192,6 +195,16 @@ class UnimplementedError(OrchardError):
 
     code = grpc.StatusCode.UNIMPLEMENTED
     default_reason = "UNIMPLEMENTED"
+
+
+def reason_of(error: AioRpcError) -> str:
+    """The reason that another service of ours gave for an error; empty if there is none."""
+    status = status_pb2.Status()
+    for key, value in error.trailing_metadata() or ():
+        if key == STATUS_DETAILS_KEY and isinstance(value, bytes):
+            status.ParseFromString(value)
+    info = error_details_pb2.ErrorInfo()
+    return next((info.reason for detail in status.details if detail.Unpack(info)), "")
 
 
 class InternalError(OrchardError):

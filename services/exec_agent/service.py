@@ -103,8 +103,9 @@ class ExecService:
             raise UnavailableError("the agent stops", reason="AGENT_STOPPING")
         if self._secret_pending:
             raise UnavailableError(
-                "the sandbox waits for its secret environment; retry. Should it stay so, the gateway that held it was"
-                " restarted: repeat the create with the same request id and secret_env",
+                "the sandbox waits for its secret environment; retry. Should it stay so, the gateway of this call does"
+                " not hold it (it was restarted, holds too many, or is not the one that made the sandbox): repeat the"
+                " create with the same request id and secret_env",
                 reason="SECRET_ENV_PENDING",
                 retry_seconds=_SECRET_RETRY_SECONDS,
             )

@@ -84,6 +84,7 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
         usage.saw(seen)
         if seen.state in (State.DELETED, State.FAILED):
             agents.forget(seen.uid)
+            courier.forget(seen)
 
     cache = WatchCache(
         settings.watcher_address,
@@ -95,6 +96,7 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
     )
     agents = Agents(cache, signer, tasks, settings.agent_tls())
     scheduler = SchedulerClient(settings.scheduler_address, signer, tls)
+    courier = SecretCourier(cache, agents, scheduler, tasks)
     tenants = Tenants(store, scheduler)
     keys = Keys(store, health, quota_of=tenants.quota_of, look_ups=min(2, connections - 1))
     images = NodeImages(settings.node_address)
@@ -105,7 +107,7 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
         + (TRAJECTORY_NAMES if settings.trajectories_address else ())
         + (JUDGE_NAMES if settings.judge_address else ()),
     )
-    creates = CreateServicer(scheduler, SecretCourier(cache, agents, scheduler, tasks))
+    creates = CreateServicer(scheduler, courier)
     sandboxes = PrincipalProxy(
         scheduler.channel,
         signer,
@@ -120,7 +122,7 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
         },
     )
     creates.proxy = sandboxes
-    commands = AgentProxy(agents, telemetry, _EXEC, _FILES)
+    commands = AgentProxy(agents, telemetry, _EXEC, _FILES, on_secret_pending=courier.deliver_again)
     proxies: list[ServiceProxy] = [commands, sandboxes]
     trajectories = connect_service(settings.trajectories_address, tls) if settings.trajectories_address else None
     if trajectories is not None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import grpc
 import grpc.aio
@@ -25,9 +27,12 @@ from services.gateway.store import GatewayStore, SandboxUse, utc_now
 _log = get_logger(__name__)
 
 _SECRETS_HELD: Final = 10_000
+_SECRET_BYTES_HELD: Final = 64 << 20
 _LOOK_SECONDS: Final = 60.0  # how often the scheduler is asked about a sandbox that stays in the queue
 _FLUSH_SECONDS: Final = 1.0
 _ACTIVITIES_AT_ONCE: Final = 10_000
+
+_Key: TypeAlias = tuple[str, str, str]  # tenant, sandbox id, request id
 
 
 class SandboxRecords(Protocol):
@@ -37,10 +42,20 @@ class SandboxRecords(Protocol):
         """Whether the sandbox that this create made has ended or is no more. False where nobody can say."""
 
 
-class SecretCourier:
-    """Holds secret environments in memory until their sandboxes' agents have them; bounded, and stored nowhere else.
+@dataclass(eq=False, slots=True)
+class _Held:
+    who: Principal
+    env: Mapping[str, str]
+    size: int
+    delivering: bool = False
 
-    An id may be used again while the old sandbox is still known, so that a create is told by its request id.
+
+class SecretCourier:
+    """Holds secret environments in memory while their sandboxes live, stored nowhere else, and hands them to the
+    agents: to the first one, and to each fresh one that says that it has none.
+
+    Bounded in number and bytes. What was delivered makes room for what was not; its creator can hand it in again. An id
+    may be used again while the old sandbox is still known, so that a create is told by its request id.
     """
 
     def __init__(
@@ -51,21 +66,30 @@ class SecretCourier:
         tasks: TaskGroup,
         *,
         look_seconds: float = _LOOK_SECONDS,
+        most: int = _SECRETS_HELD,
+        most_bytes: int = _SECRET_BYTES_HELD,
     ) -> None:
         self._cache = cache
         self._agents = agents
         self._records = records
         self._tasks = tasks
         self._look_seconds = look_seconds
-        self._held: dict[tuple[str, str, str], Mapping[str, str]] = {}
+        self._most = most
+        self._most_bytes = most_bytes
+        self._held: dict[_Key, _Held] = {}
+        self._delivered: OrderedDict[_Key, int] = OrderedDict()  # with their sizes, the oldest first
+        self._bytes = 0
+        self._delivered_bytes = 0
 
-    def check_room(self) -> None:
+    def check_room(self, env: Mapping[str, str]) -> None:
         """Raise ResourceExhaustedError if no more can be held."""
-        if len(self._held) >= _SECRETS_HELD:
+        waiting_bytes = self._bytes - self._delivered_bytes
+        if self.waiting >= self._most or waiting_bytes + _size(env) > self._most_bytes:
             raise ResourceExhaustedError(
                 "too many sandboxes with a secret environment are starting; try again when some are READY",
                 reason="SECRET_ENV_BACKLOG",
-                limit=_SECRETS_HELD,
+                limit=self._most,
+                limit_bytes=self._most_bytes,
             )
 
     @property
@@ -73,46 +97,100 @@ class SecretCourier:
         """How many are held."""
         return len(self._held)
 
+    @property
+    def waiting(self) -> int:
+        """How many of them are to be delivered."""
+        return len(self._held) - len(self._delivered)
+
     def deliver_later(self, who: Principal, sandbox_id: str, request_id: str, env: Mapping[str, str]) -> None:
         """Deliver as soon as the sandbox that this create made is READY."""
         key = (who.tenant, sandbox_id, request_id)
-        repeated = key in self._held
-        self._held[key] = env
-        if not repeated:
-            self._tasks.start(f"secret env of {sandbox_id}", self._deliver(who, key), forever=False)
+        earlier = self._drop(key)
+        held = _Held(who, env, _size(env), delivering=earlier is not None and earlier.delivering)
+        self._held[key] = held
+        self._bytes += held.size
+        while self._delivered and (len(self._held) > self._most or self._bytes > self._most_bytes):
+            self._drop(next(iter(self._delivered)))
+        self._start(key, held)
 
-    async def _deliver(self, who: Principal, key: tuple[str, str, str]) -> None:
+    def deliver_again(self, agent: Agent) -> None:
+        """An agent says that it has none: it is a fresh one."""
+        seen = self._cache.get(agent.tenant, agent.sandbox_id)
+        if seen is None or seen.uid != agent.uid:
+            return
+        key = (seen.tenant, seen.sandbox_id, seen.request_id)
+        held = self._held.get(key)
+        if held is not None:
+            self._delivered_bytes -= self._delivered.pop(key, 0)
+            self._start(key, held)
+
+    def forget(self, seen: Observed) -> None:
+        """A sandbox has ended."""
+        self._drop((seen.tenant, seen.sandbox_id, seen.request_id))
+
+    def _drop(self, key: _Key) -> _Held | None:
+        held = self._held.pop(key, None)
+        if held is not None:
+            self._bytes -= held.size
+            self._delivered_bytes -= self._delivered.pop(key, 0)
+        return held
+
+    def _start(self, key: _Key, held: _Held) -> None:
+        if not held.delivering:
+            held.delivering = True
+            self._tasks.start(f"secret env of {key[1]}", self._deliver(held.who, key), forever=False)
+
+    async def _deliver(self, who: Principal, key: _Key) -> None:
+        delivered = False
+        try:
+            delivered = await self._until_delivered(who, key)
+        finally:
+            if not delivered:
+                self._drop(key)
+            elif (held := self._held.get(key)) is not None:
+                held.delivering = False
+                self._delivered[key] = held.size
+                self._delivered_bytes += held.size
+
+    async def _until_delivered(self, who: Principal, key: _Key) -> bool:
+        """Whether the sandbox has it; False once there is nobody to give it to."""
         tenant, sandbox_id, request_id = key
         backoff = Backoff(0.1, 2.0)
 
         def started(now: Observed) -> bool:
             return now.request_id == request_id and now.state is not State.STARTING
 
-        try:
-            while True:
-                seen = await self._cache.wait(tenant, sandbox_id, started, self._look_seconds)
-                if seen is None or seen.request_id != request_id:
-                    # Still queued, or deleted before the runtime ever had it.
-                    if await self._records.is_over(who, sandbox_id, request_id):
-                        return
-                elif seen.state is State.READY:
-                    if await self._hand_over(seen, self._held[key]):
-                        return
+        while (held := self._held.get(key)) is not None:
+            seen = await self._cache.wait(tenant, sandbox_id, started, self._look_seconds)
+            if seen is None or seen.request_id != request_id:
+                # Still queued, or deleted before the runtime ever had it.
+                if await self._records.is_over(who, sandbox_id, request_id):
+                    return False
+            elif seen.state is State.READY:
+                held = self._held.get(key, held)
+                outcome = await self._hand_over(seen, held.env)
+                if outcome is not None and self._held.get(key) in (held, None):
+                    return outcome
+                if outcome is None:
                     await asyncio.sleep(backoff.next())
-                elif seen.state is not State.STARTING:
-                    return
-        finally:
-            del self._held[key]
+            elif seen.state is not State.STARTING:
+                return False
+        return False
 
-    async def _hand_over(self, seen: Observed, env: Mapping[str, str]) -> bool:
-        """Whether there is nothing left to do."""
+    async def _hand_over(self, seen: Observed, env: Mapping[str, str]) -> bool | None:
+        """Whether the agent has taken it; None if it may do so later."""
         try:
             await self._agents.deliver_secret_env(seen, env)
         except grpc.aio.AioRpcError as error:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                return False
+                return None
             _log.warning("secret env refused", sandbox_id=seen.sandbox_id, uid=seen.uid, status=error.code().name)
+            return False
         return True
+
+
+def _size(env: Mapping[str, str]) -> int:
+    return sum(len(key) + len(value.encode()) for key, value in env.items())
 
 
 class ActivitySink(Protocol):

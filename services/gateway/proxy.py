@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from orchard.exec.v1 import agent_service_pb2
 
 from services.common.auth import principal
-from services.common.errors import InvalidArgumentError, UnavailableError
+from services.common.errors import InvalidArgumentError, UnavailableError, reason_of
 from services.common.interceptor import REQUEST_ID_KEY, current_call, note_target
 from services.common.telemetry import AGENT_SPAN_KEY, TRACEPARENT, Telemetry
 from services.common.tokens import PRINCIPAL_KEY, Signer
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
 
 _LENGTH_TAG: Final = 0x0A  # field 1, length-delimited
+_SECRET_ENV_PENDING: Final = "SECRET_ENV_PENDING"  # noqa: S105 (a reason)
 
 
 def sandbox_id_of(message: bytes) -> str:
@@ -99,9 +100,17 @@ class ServiceProxy(grpc.GenericRpcHandler):
 class AgentProxy(ServiceProxy):
     """ExecService and FileService, passed to the agent of the sandbox that the call names."""
 
-    def __init__(self, agents: Agents, telemetry: Telemetry | None, *services: ServiceDescriptor) -> None:
+    def __init__(
+        self,
+        agents: Agents,
+        telemetry: Telemetry | None,
+        *services: ServiceDescriptor,
+        on_secret_pending: Callable[[Agent], None] = lambda _agent: None,
+    ) -> None:
+        """`on_secret_pending` is told of an agent that waits for its secret environment."""
         self._agents = agents
         self._telemetry = telemetry
+        self._on_secret_pending = on_secret_pending
         super().__init__(*services)
 
     def handler(self, path: str, method: MethodDescriptor) -> Handler:
@@ -176,6 +185,10 @@ class AgentProxy(ServiceProxy):
         self._agents.begin(agent)
         try:
             yield
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE and reason_of(error) == _SECRET_ENV_PENDING:
+                self._on_secret_pending(agent)
+            raise
         finally:
             self._agents.end(agent)
 

@@ -57,7 +57,7 @@ class CreateServicer:
         secret = dict(request.secret_env)
         metadata = self.proxy.metadata()
         if secret:
-            self._courier.check_room()
+            self._courier.check_room(secret)
             request.ClearField("secret_env")
             metadata = (*metadata, (EXPECTS_SECRET_ENV_KEY, "1"))
         note_target(request.sandbox_id)

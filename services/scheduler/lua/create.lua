@@ -15,8 +15,12 @@ if earlier[1] then
   if holder then return {'request_ended', id, text(now)} end
 end
 local key = record_key(tenant, id)
-local state = redis.call('HGET', key, 'state')
-if state and not is_terminal(state) then return {'taken', id, text(now)} end
+local r = redis.call('HMGET', key, 'state', 'request_id', 'spec_hash')
+if r[1] and not is_terminal(r[1]) then
+  -- A request id is known for as long as its sandbox lives.
+  if r[2] ~= request_id then return {'taken', id, text(now)} end
+  return {r[3] == spec_hash and 'repeat' or 'request_conflict', id, text(now)}
+end
 if redis.call('ZCARD', queue_key(tenant)) >= tonumber(ARGV[5]) then return {'queue_full', id, text(now)} end
 local over = over_quota(tenant, ARGV[13], ARGV[14], true)
 if over then return {'over_quota', id, text(now), over[1], text(over[2])} end

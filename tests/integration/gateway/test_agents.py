@@ -1,7 +1,7 @@
 """The gateway's way to agents over real gRPC: a watcher, a scheduler and agents that do what the test says."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,7 +19,13 @@ from orchard.sandbox.v1 import (
 )
 from orchard.watch.v1 import watch_service_pb2, watch_service_pb2_grpc
 
-from services.common.errors import FailedPreconditionError, NotFoundError, UnavailableError
+from services.common.errors import (
+    STATUS_DETAILS_KEY,
+    FailedPreconditionError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from services.common.health import Health
 from services.common.hub import Hub
 from services.common.interceptor import CallInterceptor
@@ -117,6 +123,13 @@ class AgentServer(agent_service_pb2_grpc.AgentServiceServicer, exec_service_pb2_
         self.delivered.set()
         return agent_service_pb2.SetSecretEnvResponse()
 
+    async def StartExec(self, request, context):
+        if not self.secrets:
+            pending = UnavailableError("it waits", reason="SECRET_ENV_PENDING")
+            details = ((STATUS_DETAILS_KEY, pending.to_status().SerializeToString()),)
+            await context.abort(pending.code, pending.message, details)
+        return exec_service_pb2.StartExecResponse()
+
     async def Exec(self, request, context):
         yield exec_service_pb2.ExecResponse()
         await asyncio.Event().wait()
@@ -132,22 +145,39 @@ class Gateway:
 
     def __init__(self, world: World, address: str, tasks: TaskGroup) -> None:
         signer = Signer(generate_key())
-        self.cache = WatchCache(address, Health(), include_spec=False)
+        self.cache = WatchCache(
+            address,
+            Health(),
+            include_spec=False,
+            on_change=lambda seen: self.ended(seen) if seen.state.terminal else None,
+        )
         self.agents = Agents(self.cache, signer, tasks)
         self.scheduler = SchedulerClient(address, signer)
         self.courier = SecretCourier(self.cache, self.agents, self.scheduler, tasks, look_seconds=0.05)
-        self.proxy = AgentProxy(self.agents, None, exec_service_pb2.DESCRIPTOR.services_by_name["ExecService"])
+        self.proxy = AgentProxy(
+            self.agents,
+            None,
+            exec_service_pb2.DESCRIPTOR.services_by_name["ExecService"],
+            on_secret_pending=self.courier.deliver_again,
+        )
         self.server = Server(
             interceptor=CallInterceptor(authenticator=Caller()), health=Health(), service_names=[], reflection=False
         )
         self.server.grpc_server.add_generic_rpc_handlers((self.proxy,))
 
+    def ended(self, seen: Observed) -> None:
+        self.agents.forget(seen.uid)
+        self.courier.forget(seen)
+
     async def until_seen(self, sandbox_id: str, uid: str) -> None:
         assert await self.cache.wait("t", sandbox_id, lambda now: now.uid == uid, BACKSTOP)
 
     async def until_nothing_is_held(self) -> None:
+        await self.until(lambda: not self.courier.held)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(BACKSTOP):
-            while self.courier.held:
+            while not holds():
                 await asyncio.sleep(0.005)
 
 
@@ -205,7 +235,7 @@ async def test_a_secret_goes_to_the_sandbox_its_create_made_and_to_no_other_of_t
         world.tell("x", "u2", State.STARTING, "r2")
         world.tell("x", "u2", State.READY, "r2")
         await asyncio.wait_for(new.delivered.wait(), BACKSTOP)
-        await gateway.until_nothing_is_held()
+        await gateway.until(lambda: not gateway.courier.waiting)
         assert (old.secrets, new.secrets) == ([], [{"S": "1"}])
 
 
@@ -217,7 +247,7 @@ async def test_a_secret_waits_for_an_agent_that_does_not_answer_yet(tmp_path: Pa
         assert gateway.courier.held == 1
         async with agent_at(world, "u1") as agent:
             await asyncio.wait_for(agent.delivered.wait(), BACKSTOP)
-            await gateway.until_nothing_is_held()
+            await gateway.until(lambda: not gateway.courier.waiting)
             assert agent.secrets == [{"S": "2"}]
 
 
@@ -242,6 +272,95 @@ async def test_the_secret_of_a_sandbox_that_ended_in_the_queue_is_let_go(tmp_pat
         else:
             world.records["x"] = record
         await gateway.until_nothing_is_held()
+
+
+async def start_exec(folder: Path, sandbox_id: str) -> None:
+    async with grpc.aio.insecure_channel(f"unix:{folder}/gateway") as channel:
+        stub = exec_service_pb2_grpc.ExecServiceStub(channel)
+        await stub.StartExec(exec_service_pb2.StartExecRequest(sandbox_id=sandbox_id), timeout=BACKSTOP)
+
+
+@asynccontextmanager
+async def serving(gateway: Gateway, folder: Path) -> AsyncIterator[None]:
+    gateway.server.grpc_server.add_insecure_port(f"unix:{folder}/gateway")
+    await gateway.server.grpc_server.start()
+    yield
+    await gateway.server.grpc_server.stop(None)
+
+
+async def test_a_fresh_agent_gets_the_secret_again_as_often_as_it_takes(tmp_path: Path) -> None:
+    async with world_and_gateway(tmp_path) as (world, gateway, _server), serving(gateway, tmp_path):
+        world.tell("x", "u1", State.READY, "r1")
+        await gateway.until_seen("x", "u1")
+        gateway.courier.deliver_later(WHO, "x", "r1", {"S": "1"})
+        for _ in range(3):
+            async with agent_at(world, "u1") as agent:
+                # Whoever calls: what made the sandbox need not be there any more.
+                async with asyncio.timeout(BACKSTOP):
+                    while True:
+                        try:
+                            await start_exec(tmp_path, "x")
+                            break
+                        except grpc.aio.AioRpcError as error:
+                            assert error.code() is grpc.StatusCode.UNAVAILABLE
+                await gateway.until(lambda: not gateway.courier.waiting)
+                assert {"S": "1"} in agent.secrets
+            assert gateway.courier.held == 1
+        world.tell("x", "u1", State.DELETED, "r1")
+        await gateway.until_nothing_is_held()
+
+
+async def test_an_agent_whose_secret_is_of_another_create_gets_nothing(tmp_path: Path) -> None:
+    async with (
+        world_and_gateway(tmp_path) as (world, gateway, _server),
+        serving(gateway, tmp_path),
+        agent_at(world, "u1") as old,
+        agent_at(world, "u2") as new,
+    ):
+        world.tell("x", "u1", State.READY, "r1")
+        await gateway.until_seen("x", "u1")
+        gateway.courier.deliver_later(WHO, "x", "r1", {"S": "1"})
+        await gateway.until(lambda: not gateway.courier.waiting)
+        former = await gateway.agents.find("t", "x")
+        world.tell("x", "u1", State.DELETED, "r1")
+        world.tell("x", "u2", State.READY, "r2")
+        await gateway.until_seen("x", "u2")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await start_exec(tmp_path, "x")
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        gateway.courier.deliver_again(former)
+        assert (gateway.courier.held, gateway.courier.waiting) == (0, 0)
+        assert (old.secrets, new.secrets) == ([{"S": "1"}], [])
+
+
+@pytest.mark.parametrize("bound", [{"most": 3}, {"most_bytes": 30}])
+async def test_what_was_delivered_makes_room_and_what_was_not_is_not_dropped(
+    tmp_path: Path, bound: dict[str, int]
+) -> None:
+    async with world_and_gateway(tmp_path) as (world, gateway, _server), TaskGroup() as tasks:
+        courier = SecretCourier(gateway.cache, gateway.agents, gateway.scheduler, tasks, **bound)
+        env = {"S": "123456789"}  # ten bytes
+        async with agent_at(world, "u0"), agent_at(world, "u1"):
+            for number in range(2):
+                world.tell(f"x{number}", f"u{number}", State.READY, "r")
+                await gateway.until_seen(f"x{number}", f"u{number}")
+                courier.deliver_later(WHO, f"x{number}", "r", env)
+                await gateway.until(lambda: not courier.waiting)
+            assert courier.held == 2
+            for number in range(2, 5):
+                world.records[f"x{number}"] = sandbox_pb2.Sandbox(
+                    request_id="r", state=sandbox_pb2.SANDBOX_STATE_QUEUED
+                )
+                courier.check_room(env)
+                courier.deliver_later(WHO, f"x{number}", "r", env)
+                assert courier.held == 3
+            with pytest.raises(ResourceExhaustedError) as caught:
+                courier.check_room(env)
+            assert caught.value.reason == "SECRET_ENV_BACKLOG"
+            # A repeat takes no more room than it had.
+            courier.deliver_later(WHO, "x4", "r", env)
+            assert (courier.held, courier.waiting) == (3, 3)
+        await tasks.close()
 
 
 async def test_an_agent_that_is_too_old_is_refused_with_what_to_do(tmp_path: Path) -> None:

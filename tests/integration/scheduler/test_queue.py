@@ -48,6 +48,13 @@ class TestCreate:
         assert await create(store, wanted("a", request_id="second")) == ("created", "a")
         assert (await state_of(store, wanted("a")))[0] is State.QUEUED
 
+    async def test_a_request_id_is_known_while_its_sandbox_lives(self, store: LeaseStore, valkey: redis.Redis) -> None:
+        await create(store, wanted("a", request_id="r"))
+        await valkey.delete("orchard:request:t:r")  # as after 24 h
+        assert await create(store, wanted("a", request_id="r")) == ("repeat", "a")
+        assert await create(store, wanted("a", request_id="r", spec_hash="other")) == ("request_conflict", "a")
+        assert await create(store, wanted("a", request_id="other")) == ("taken", "a")
+
     async def test_a_late_repeat_is_not_given_somebody_elses_sandbox(self, store: LeaseStore) -> None:
         await create(store, wanted("a", request_id="r1"))
         await delete(store, ("t", "a"), "", Reason.REQUESTED)

@@ -254,3 +254,10 @@ def test_nonsense_in_the_environment_is_one_sentence(endpoint: str, key: str) ->
     assert done.stderr.startswith("orchard: ")
     assert "Traceback" not in done.stderr
     assert key not in done.stderr
+
+
+@pytest.mark.parametrize("places", [("box:/x", "-"), ("-", "box:/x")])
+def test_standard_streams_are_no_files(places: tuple[str, str]) -> None:
+    done = cli("cp", *places)
+    assert done.returncode == 2
+    assert "'-' is no file" in " ".join(done.stderr.split())

@@ -42,6 +42,11 @@ def copy(
     target_id, target_path = parse_place(target)
     if bool(source_id) == bool(target_id):
         raise typer.BadParameter("one of the two must be SANDBOX:PATH, the other local", param_hint="SOURCE TARGET")
+    if "-" in {source, target}:
+        raise typer.BadParameter(
+            "'-' is no file: write `orchard exec SANDBOX cat PATH > file`, or give ./- for a file of that name",
+            param_hint="SOURCE TARGET",
+        )
     with client() as api, transfer(f"{source} -> {target}", quiet=json) as progress:
         if target_id:
             api.attach(target_id).upload(source_path, target_path or ".", exclude=exclude or (), progress=progress)

@@ -37,6 +37,14 @@ class TimestampLike(Protocol):
     nanos: int
 
 
+def span(seconds: float) -> str:
+    """A duration for people: "0.001 s", "90 s", "30 days"."""
+    days = seconds / DAY_SECONDS
+    if days >= 2 and days.is_integer():
+        return f"{days:,.0f} days"
+    return f"{seconds:g} s" if seconds < 100_000 else f"{seconds:,.0f} s"
+
+
 def seconds_of(duration: DurationLike) -> float:
     """Seconds of a protobuf Duration."""
     return duration.seconds + duration.nanos / 1e9
@@ -149,7 +157,7 @@ class Fields:
     def duration(self, field: str, value: DurationLike, *, minimum: float, maximum: float) -> None:
         """A duration within [minimum, maximum] seconds."""
         seconds = seconds_of(value)
-        self.check(minimum <= seconds <= maximum, field, f"must be from {minimum:g} s to {maximum:g} s")
+        self.check(minimum <= seconds <= maximum, field, f"must be from {span(minimum)} to {span(maximum)}")
 
     def timestamp(self, field: str, value: TimestampLike) -> bool:
         """A time of the years 1 to 9999; returns whether it is one."""

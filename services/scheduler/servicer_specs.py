@@ -12,7 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from orchard.sandbox.v1 import sandbox_pb2
 
 from services.common.times import duration_of_ms, ms_of_duration
-from services.common.validation import DAY_SECONDS, MEBIBYTE, Fields
+from services.common.validation import DAY_SECONDS, MEBIBYTE, Fields, span
 from services.scheduler.records import Terms
 
 _TTL_SECONDS: Final = 86_400
@@ -90,7 +90,7 @@ def check_lifetime(spec: sandbox_pb2.SandboxSpec, lifetime_ms: int, fields: Fiel
     fields.check(
         not lifetime_ms or ms_of_duration(spec.ttl) <= lifetime_ms,
         "spec.ttl",
-        f"must be at most {lifetime_ms / 1000:g} s: longer no sandbox of this tenant may live",
+        f"must be at most {span(lifetime_ms / 1000)}: longer no sandbox of this tenant may live",
     )
 
 

@@ -2,7 +2,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from services.common.errors import InvalidArgumentError
-from services.common.validation import Fields
+from services.common.validation import Fields, span
 
 
 def fields_named(call) -> list[str]:
@@ -127,3 +127,11 @@ def test_page_sizes(size: int, used: int) -> None:
 @pytest.mark.parametrize("size", [-1, 1001])
 def test_bad_page_sizes(size: int) -> None:
     assert fields_named(lambda fields: fields.page_size("page_size", size, default=100, maximum=1000)) == ["page_size"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.001, "0.001 s"), (90, "90 s"), (86_400, "86400 s"), (2_592_000, "30 days"), (172_801, "172,801 s")],
+)
+def test_durations_are_told_in_numbers_that_people_read(seconds: float, text: str) -> None:
+    assert span(seconds) == text

@@ -75,8 +75,10 @@ def seconds_of(field: str, value: Seconds) -> float:
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidArgument.of(field, f"{value!r} is no duration; give seconds or a timedelta")
-    if not math.isfinite(value) or not 0 <= value <= _MAXIMUM_SECONDS:
+    if not math.isfinite(value) or value < 0:
         raise InvalidArgument.of(field, f"{value!r} must be a finite number of seconds that is not negative")
+    if value > _MAXIMUM_SECONDS:
+        raise InvalidArgument.of(field, f"{value!r} must be at most {_MAXIMUM_SECONDS:,.0f} seconds")
     return float(value)
 
 

@@ -38,7 +38,7 @@ SANDBOX_SPOOL_LIMIT: Final = 1 << 30
 DEFAULT_RETAINED: Final = 64 << 20
 _SWEEP_SECONDS: Final = 30.0
 _SECRET_RETRY_SECONDS: Final = 0.2
-_SIGNALS_KEPT: Final = 256
+_SIGNALS_KEPT: Final = 64
 _RESTARTED = "the agent was restarted while it ran; it was ended and will not run again"
 
 
@@ -161,7 +161,8 @@ class ExecService:
             raise FailedPreconditionError(
                 f"exec {exec_id!r} waits in the queue; cancel it, or wait until it runs", reason="EXEC_NOT_STARTED"
             )
-        if not request_id or self._is_new_signal(exec_id, request_id, (target, number)):
+        # What has ended gets none.
+        if execution.result is None and (not request_id or self._is_new_signal(exec_id, request_id, (target, number))):
             execution.signal(target, number)
         return execution
 
@@ -250,6 +251,7 @@ class ExecService:
 
     def _on_ended(self, execution: Execution) -> None:
         """See Host.ended."""
+        self._signals.pop(execution.exec_id, None)
         self._journal.end(past_of(execution))
         if execution.command is not None:  # otherwise it never was in the queue
             self._leave_queue(execution)
@@ -279,7 +281,6 @@ class ExecService:
     def _forget(self, ended: OrderedDict[str, Execution]) -> None:
         exec_id, execution = ended.popitem(last=False)
         del self._held[exec_id]
-        self._signals.pop(exec_id, None)
         execution.spool.remove()
         if execution.pump is not None and not execution.pump.eof:
             # A child of it still writes: read on, so that it does not get SIGPIPE, and throw it away.

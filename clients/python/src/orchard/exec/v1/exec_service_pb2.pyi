@@ -270,8 +270,8 @@ class SignalExecRequest(_message.Message):
     was queued. For an exec id that has not arrived yet, it makes sure that it will not start.
     """
     request_id: _builtins.str
-    """Chosen by the caller: 1 to 64 of A-Z, a-z, 0-9, '-', '_'. A repeat with the same id sends nothing: the last 256 of each exec are
-    remembered as long as the exec is kept. Optional; without one each call sends the signal. Not needed with cancel.
+    """Chosen by the caller: 1 to 64 of A-Z, a-z, 0-9, '-', '_'. A repeat with the same id sends nothing: the last 64 of each exec are
+    remembered until it has ended. Optional; without one each call sends the signal. Not needed with cancel.
     """
     def __init__(
         self,

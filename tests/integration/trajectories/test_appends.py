@@ -21,7 +21,7 @@ from services.trajectories.model import BlobReference, Description, NewStep, Sta
 from services.trajectories.store.appends import STEPS_MOST, Append, AppendStore
 from services.trajectories.store.blobs import BlobIndex
 from services.trajectories.store.changes import CHANNEL, KEYS_A_NOTICE
-from services.trajectories.store.tables import SCHEMA
+from services.trajectories.store.tables import SCHEMA, TRAJECTORIES
 from services.trajectories.store.trajectories import TrajectoryStore
 from tests.integration.trajectories.conftest import TABLES
 
@@ -127,7 +127,11 @@ async def test_changes_of_more_than_a_notice_holds_are_all_told(
     db: Database, store: TrajectoryStore, database: str
 ) -> None:
     names = [f"n-{number}" for number in range(2 * KEYS_A_NOTICE + 5)]
-    await create(store, *names)
+    await create(store, names[0])
+    columns = ", ".join(column.name for column in TRAJECTORIES.c if column.name not in ("key", "trajectory_id"))
+    copies = f"SELECT 'n-' || number, {columns} FROM {SCHEMA}.trajectories, generate_series(1, {len(names) - 1}) number"
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(f"INSERT INTO {SCHEMA}.trajectories (trajectory_id, {columns}) {copies}")
     async with await psycopg.AsyncConnection.connect(database, autocommit=True) as listener:
         await listener.execute(f"LISTEN {CHANNEL}")
         assert await AppendStore(db).append([an_append(name, 0, b"0") for name in names]) == [1] * len(names)

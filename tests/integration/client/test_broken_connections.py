@@ -11,6 +11,7 @@ from pathlib import Path
 import orchard
 import pytest
 from orchard import AsyncSandbox, AsyncSandboxClient, ExecEnd, Sandbox, SandboxClient
+from orchard._client.transport import Retry
 
 from tests.integration.client.proxy import Proxy
 from tests.support.platform import PlatformProcess
@@ -118,6 +119,28 @@ async def test_nobody_there_fails_soon_and_says_what_to_do() -> None:
             await client.version()
     assert caught.value.reason == "UNREACHABLE"
     assert time.monotonic() - begin < 20
+
+
+async def test_a_create_that_was_never_sent_leaves_nothing_to_delete(caplog: pytest.LogCaptureFixture) -> None:
+    async with AsyncSandboxClient("127.0.0.1:1", api_key="none") as client:
+        with pytest.raises(orchard.Unavailable) as caught:
+            await client.create()
+        assert caught.value.reason == "UNREACHABLE"
+        assert not client._session.tracked
+    assert "could not be deleted" not in caplog.text
+
+
+async def test_a_create_whose_answer_never_came_is_deleted_all_the_same(
+    shaky: AsyncSandboxClient, aclient: AsyncSandboxClient, proxy: Proxy
+) -> None:
+    await shaky.version()
+    shaky._session.transport.retry = lambda: Retry(0.0)  # type: ignore[method-assign]
+    proxy.drop_next_answer()
+    with pytest.raises(orchard.Unavailable):
+        await shaky.create(labels={"test": "unanswered"})
+    async with asyncio.timeout(60):
+        while [info async for info in aclient.list(labels={"test": "unanswered"})]:
+            await asyncio.sleep(0.05)
 
 
 async def test_a_lost_answer_to_create_makes_one_sandbox(

@@ -160,7 +160,7 @@ class AsyncSandboxClient:
                 if wait:
                     await sandbox.wait_ready(seconds)
             except BaseException as error:
-                if not isinstance(error, _REFUSED):
+                if not isinstance(error, _REFUSED) and self._session.tracks(Made(sandbox_id, request.request_id)):
                     await self._session.background.shielded(f"undo {sandbox_id}", self._undo(accepted, request))
                 raise
         if detach:
@@ -171,10 +171,16 @@ class AsyncSandboxClient:
         # The id may be taken by an earlier sandbox of this client, which stays tracked as it is.
         made = Made(request.sandbox_id, request.request_id)
         self._session.track(made)
+        retry = self._session.transport.retry()
         try:
-            response = await self._session.transport.unary(lambda c: c.sandbox.CreateSandbox, request, context=context)
-        except _REFUSED:
-            self._session.ended(made)
+            response = await self._session.transport.unary(
+                lambda c: c.sandbox.CreateSandbox, request, context=context, retry=retry
+            )
+        except errors.OrchardError as error:
+            # Of one that never left this machine nothing can be there either.
+            never_sent = isinstance(error, errors.Unavailable) and not retry.may_have_acted
+            if never_sent or isinstance(error, _REFUSED):
+                self._session.ended(made)
             raise
         info = sandbox_info(response.sandbox)
         # An id is given again only when the sandbox that had it has ended.

@@ -60,9 +60,9 @@ def measure(*, full: bool) -> Figures:
 @contextlib.contextmanager
 def _platform(testbed: Testbed, settings: dict[str, str]) -> Iterator[PodPlatform]:
     with (
+        contextlib.redirect_stdout(sys.stderr),  # the services' logs, at its end
         tempfile.TemporaryDirectory(prefix="pods-") as folder,
         running_pod_platform(testbed, Path(folder), AGENT, settings) as platform,
-        contextlib.redirect_stdout(sys.stderr),  # the services' logs
     ):
         yield platform
 

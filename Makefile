@@ -3,6 +3,8 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q
+# Suites that wait more than they compute run in two processes (tests/conftest.py: what must not run side by side).
+PARALLEL := -n 2 --dist loadgroup
 SIZE ?= small
 ONLY ?= all
 SEED ?= 1
@@ -41,11 +43,11 @@ lint: setup ## Style, types, import rules, protos
 
 .PHONY: unit
 unit: setup ## Fast tests without I/O
-	$(PYTEST) tests/unit
+	$(PYTEST) $(PARALLEL) tests/unit
 
 .PHONY: integration
 integration: setup payload ## One service against real PostgreSQL, Valkey, gRPC and processes
-	$(PYTEST) tests/integration
+	$(PYTEST) $(PARALLEL) tests/integration
 
 .PHONY: cluster
 cluster: setup payload images ## Against a real Kubernetes, built once in 16 minutes (tests/cluster/README.md)

@@ -1,5 +1,6 @@
 import signal
 
+import pytest
 from hypothesis import settings
 
 # A runner in the background may have us ignore Ctrl-C, and so would every program that the tests start.
@@ -9,3 +10,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # How long an example takes says how busy the machine is, and no test asks for that.
 settings.register_profile("orchard", deadline=None)
 settings.load_profile("orchard")
+
+# Folders whose tests share what a machine has once: a container engine's bridge, the users that tests make.
+_TOGETHER = {"local_docker": "engine", "runtimes": "engine", "local_node": "users", "local_supervisor": "users"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run in several processes, those of a file stay together: they share its fixtures."""
+    for item in items:
+        group = _TOGETHER.get(item.path.parent.name, item.nodeid.partition("::")[0])
+        item.add_marker(pytest.mark.xdist_group(group))

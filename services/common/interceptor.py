@@ -248,7 +248,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     if dialogue is not None:
                         dialogue.touch()
                     yield response
-            except BaseException as error:  # noqa: BLE001
+            except BaseException as raised:  # noqa: BLE001
+                is_idle = dialogue is not None and dialogue.idle
+                error = idle_error(self._idle_seconds) if is_idle else raised
                 status = _status_of(error)
                 await self._fail(error, call, context)
             finally:

@@ -72,6 +72,8 @@ class Dialogue(AsyncIterator[Any]):
         self._idle_seconds = idle_seconds
         self._loop = asyncio.get_running_loop()
         self._heard_at = self._loop.time()
+        self.idle = False
+        """Whether it was given up for silence; a handler that passes requests on sees only its own call cancelled."""
 
     def touch(self) -> None:
         """An answer goes out."""
@@ -88,4 +90,5 @@ class Dialogue(AsyncIterator[Any]):
                     return read.result()
         finally:
             read.cancel()
+        self.idle = True
         raise idle_error(self._idle_seconds)

@@ -58,6 +58,16 @@ class Handlers(grpc.GenericRpcHandler):
         async for request in requests:
             yield request
 
+    async def talk_on(self, requests: AsyncIterator[bytes], context) -> AsyncIterator[bytes]:
+        """Passes them on, as a gateway does."""
+        async with grpc.aio.insecure_channel(self.address) as channel:
+            call = channel.stream_stream("/x/talk")(requests)
+            try:
+                async for answer in call:
+                    yield answer
+            finally:
+                call.cancel()
+
     async def talk_alone(self, requests: AsyncIterator[bytes], context) -> AsyncIterator[bytes]:
         """Answers while the client only listens."""
         reading = asyncio.ensure_future(anext(requests))
@@ -128,9 +138,10 @@ async def test_each_message_gives_an_upload_more_time(method: str) -> None:
         assert await channel.stream_unary(f"/x/{method}")(slow(12, 0.25), timeout=60) == b"x" * 12
 
 
-async def test_a_dialogue_that_falls_silent_ends() -> None:
+@pytest.mark.parametrize("method", ["talk", "talk_on"])
+async def test_a_dialogue_that_falls_silent_ends(method: str) -> None:
     async with serving(0.5) as (_handlers, channel):
-        call = channel.stream_stream("/x/talk")(half_sent(), timeout=60)
+        call = channel.stream_stream(f"/x/{method}")(half_sent(), timeout=60)
         answers = aiter(call)
         assert await anext(answers) == b"one"
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -9,8 +9,16 @@ from pathlib import Path
 import orchard
 import pytest
 
+from tests.cluster.pods.faults import FULL
 from tests.support.pod_platform import PodPlatform, running_pod_platform
 from tests.support.testbed import Testbed
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only `make chaos` runs."""
+    if not FULL and (left_out := [item for item in items if item.get_closest_marker("full")]):
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="package")

@@ -15,7 +15,7 @@ import orchard
 import pytest
 
 from services.common import pods
-from tests.cluster.pods.faults import CHOSEN, FULL, KINDS, Fault, gateway
+from tests.cluster.pods.faults import CHOSEN, KINDS, Fault, gateway
 from tests.cluster.pods.load import Command, Load
 from tests.support.pod_platform import TENANT, PodPlatform
 from tests.support.testbed import NAMESPACE
@@ -50,7 +50,7 @@ async def test_a_fault_under_load(platform: PodPlatform, load: Load, fault: Faul
         print(f"{fault.__name__}, round {number + 1}: right after {await load.ends_well():.1f} s")
 
 
-@pytest.mark.skipif(not FULL, reason="make chaos")
+@pytest.mark.full
 async def test_two_faults_at_once(platform: PodPlatform, load: Load) -> None:
     rng = random.Random(SEED)
     for number in range(ROUNDS):

@@ -17,8 +17,8 @@ import orchard
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from orchard import ExecEnd, ExecResult
-from orchard._client.options import exec_spec, sandbox_spec
+from orchard import ExecEnd, ExecResult, InvalidArgument
+from orchard._client.options import check_sandbox_id, exec_spec, sandbox_spec
 from orchard._client.profile import Profile, load_profile
 from orchard._client.text import Characters, decode_in_order
 from orchard._client.transport import Retry
@@ -307,3 +307,15 @@ async def test_a_retry_budget_counts_from_the_last_success() -> None:
     retry.succeeded()
     assert await retry.failed(0.0)
     assert not await Retry(0.0).failed(0.0)
+
+
+@pytest.mark.parametrize("sandbox_id", ["", "..", "a/b", "Ä", "x" * 64, "-a", "a-", "1a", 5, None])
+def test_no_handle_is_made_of_what_is_no_id(sandbox_id: object) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        check_sandbox_id(sandbox_id)  # type: ignore[arg-type]
+    assert [violation.field for violation in caught.value.violations] == ["sandbox_id"]
+
+
+@pytest.mark.parametrize("sandbox_id", ["a", "sb-ve02ibu2n77q5i5a", "x" * 63])
+def test_handles_are_made_of_ids(sandbox_id: str) -> None:
+    check_sandbox_id(sandbox_id)

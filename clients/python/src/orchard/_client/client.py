@@ -20,6 +20,7 @@ from orchard._client.judge.client import AsyncJudge
 from orchard._client.options import (
     KEEP_ALIVE_SECONDS,
     CreateOptions,
+    check_sandbox_id,
     sandbox_spec,
     secret_env,
     with_options,
@@ -235,7 +236,12 @@ class AsyncSandboxClient:
         return sandbox
 
     def attach(self, sandbox_id: str) -> AsyncSandbox:
-        """A sandbox by its id, without asking the platform; closing this client leaves it alone."""
+        """A sandbox by its id, without asking the platform; closing this client leaves it alone.
+
+        Raises:
+            InvalidArgument: no sandbox can have that id.
+        """
+        check_sandbox_id(sandbox_id)
         return AsyncSandbox(self._session, sandbox_info(sandbox_pb2.Sandbox(sandbox_id=sandbox_id)))
 
     async def list(

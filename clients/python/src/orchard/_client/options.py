@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, TypedDict, TypeVar
@@ -20,6 +21,7 @@ MAXIMUM_REQUEST_BYTES: Final = 3 << 20
 MAXIMUM_INPUT_BYTES: Final = 512 << 10
 KEEP_ALIVE_SECONDS: Final = 60.0
 
+_SANDBOX_ID: Final = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 _PLAIN: Final = frozenset({"cwd", "user", "login_shell", "merge_stderr", "concurrent"})
 _SIZES: Final = frozenset({"output_limit", "retained_limit"})
 _DURATIONS: Final = frozenset({"timeout", "orphan_timeout", "queue_timeout", "kill_grace"})
@@ -174,6 +176,19 @@ def exec_spec(command: Command, options: ExecOptions, *, background: bool = Fals
     if spec.ByteSize() > MAXIMUM_REQUEST_BYTES:
         raise InvalidArgument.of("command", "command, env and input are over 3 MiB together; pass large data in a file")
     return spec
+
+
+def check_sandbox_id(sandbox_id: str) -> None:
+    """Make sure that a sandbox can have this id.
+
+    Raises:
+        InvalidArgument: none can.
+    """
+    if not isinstance(sandbox_id, str) or not _SANDBOX_ID.fullmatch(sandbox_id):
+        raise InvalidArgument.of(
+            "sandbox_id",
+            f"{sandbox_id!r} must be 1 to 63 of a-z, 0-9 and '-', begin with a letter and end with a letter or digit",
+        )
 
 
 def _set_command(spec: exec_pb2.ExecSpec, command: Command) -> None:

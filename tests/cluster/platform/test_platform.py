@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from orchard import Network, SandboxClient
+from orchard import Judgement, Network, SandboxClient
 
 from services.common import pods
 from tests.cluster.conftest import BUSYBOX
@@ -86,9 +86,18 @@ def test_a_network_profile_is_the_specs(platform: Platform) -> None:
         assert sandbox.exec(fetch, timeout=60, check=True).output == "OK"
 
 
+def test_a_judge_judges(platform: Platform) -> None:
+    """The scripted one, which needs no model: through the gateway, with its answer kept."""
+    steps = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    with client_of(platform) as client:
+        verdict = client.judge.run(Judgement("outcome", "Add the numbers.", steps))
+        assert verdict.value in (0.0, 1.0), verdict
+        assert client.judge.answer(verdict.votes[0].answers[0])
+
+
 def test_images_know_the_authorities_of_the_web(platform: Platform) -> None:
     count = "import ssl; print(ssl.create_default_context().cert_store_stats()['x509_ca'])"
-    for name in ("gateway", "trajectories"):
+    for name in ("gateway", "trajectories", "judge"):
         found = platform.kubectl("exec", f"deployment/{name}", "-c", name, "--", "python3", "-c", count)
         assert int(found) > 50
 
@@ -141,7 +150,7 @@ def test_commands_outlive_an_upgrade_of_every_service(platform: Platform, tmp_pa
         following = threading.Thread(target=follow)
         following.start()
         before = names_of(platform)
-        for name in ("watcher", "scheduler", "trajectories", "gateway"):
+        for name in ("watcher", "scheduler", "trajectories", "judge", "gateway"):
             platform.kubectl("rollout", "restart", f"deployment/{name}")
         wait_available(platform.testbed)
         for name in before:
@@ -157,6 +166,6 @@ def test_commands_outlive_an_upgrade_of_every_service(platform: Platform, tmp_pa
 
 
 def names_of(platform: Platform) -> list[str]:
-    selected = "app.kubernetes.io/component in (gateway, scheduler, watcher, trajectories)"
+    selected = "app.kubernetes.io/component in (gateway, scheduler, watcher, trajectories, judge)"
     listed = json.loads(platform.kubectl("get", "pods", "-l", selected, "-o", "json"))
     return [pod["metadata"]["name"] for pod in listed["items"]]

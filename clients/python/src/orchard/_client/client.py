@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import datetime as dt
 import logging
 import secrets
@@ -16,6 +14,7 @@ from orchard._client import errors
 from orchard._client.admin import AsyncImages, AsyncKeys, get_usage, get_version
 from orchard._client.audit import AuditEntry, list_audit
 from orchard._client.convert import sandbox_info
+from orchard._client.creating import Creation
 from orchard._client.judge.client import AsyncJudge
 from orchard._client.options import (
     KEEP_ALIVE_SECONDS,
@@ -34,23 +33,12 @@ from orchard._client.trajectories.client import AsyncTrajectories
 from orchard._client.trajectories.options import TrajectoryOptions
 from orchard._client.trajectories.recording import AsyncRecording
 from orchard._client.trajectories.types import Task
-from orchard._client.transport import CallContext
 from orchard._client.types import SandboxInfo, SandboxState, Usage, Version
-from orchard._client.units import Seconds, duration_seconds, seconds_of
+from orchard._client.units import Seconds, seconds_of
 from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
 
 _log: Final = logging.getLogger("orchard")
 _ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
-# Nothing was made, or it is not ours.
-_REFUSED: Final = (
-    errors.InvalidArgument,
-    errors.AlreadyExists,
-    errors.Unauthenticated,
-    errors.PermissionDenied,
-    errors.NotFound,
-    errors.QuotaExceeded,
-    errors.Unimplemented,
-)
 
 
 def new_sandbox_id() -> str:
@@ -133,97 +121,8 @@ class AsyncSandboxClient:
             secret_env=secret_env(options),
         )
         seconds = None if timeout is None else seconds_of("timeout", timeout)
-        return Pending(self._create(request, seconds if wait else 0.0, wait, detach, bool(options.get("keep_alive"))))
-
-    async def _create(
-        self,
-        request: sandbox_service_pb2.CreateSandboxRequest,
-        seconds: float | None,
-        wait: bool,
-        detach: bool,
-        keep_alive: bool,
-    ) -> AsyncSandbox:
-        sandbox_id = request.sandbox_id
-        with self._session.transport.operation("create", sandbox_id=sandbox_id) as operation:
-            context = self._session.transport.context(operation)
-            # The call itself is never cut: whatever becomes of it is known, and undone if nobody wants it any more.
-            accepted = self._session.background.start(f"create {sandbox_id}", self._submit(request, context))
-            try:
-                info = await asyncio.shield(accepted)
-                sandbox = AsyncSandbox(
-                    self._session,
-                    info,
-                    request_id=request.request_id,
-                    repeat=lambda: self._repeat(request, context, keep_alive),
-                )
-                if keep_alive:
-                    self._keep(request)
-                if wait:
-                    await sandbox.wait_ready(seconds)
-            except BaseException as error:
-                if not isinstance(error, _REFUSED) and self._session.tracks(Made(sandbox_id, request.request_id)):
-                    await self._session.background.shielded(f"undo {sandbox_id}", self._undo(accepted, request))
-                raise
-        if detach:
-            sandbox.detach()
-        return sandbox
-
-    async def _submit(self, request: sandbox_service_pb2.CreateSandboxRequest, context: CallContext) -> SandboxInfo:
-        # The id may be taken by an earlier sandbox of this client, which stays tracked as it is.
-        made = Made(request.sandbox_id, request.request_id)
-        self._session.track(made)
-        retry = self._session.transport.retry()
-        try:
-            response = await self._session.transport.unary(
-                lambda c: c.sandbox.CreateSandbox, request, context=context, retry=retry
-            )
-        except errors.OrchardError as error:
-            # Of one that never left this machine nothing can be there either.
-            never_sent = isinstance(error, errors.Unavailable) and not retry.may_have_acted
-            if never_sent or isinstance(error, _REFUSED):
-                self._session.ended(made)
-            raise
-        info = sandbox_info(response.sandbox)
-        # An id is given again only when the sandbox that had it has ended.
-        for earlier in [one for one in self._session.tracked if one.sandbox_id == made.sandbox_id and one != made]:
-            self._session.ended(earlier)
-        self._session.track(made, info.uid)
-        if request.secret_env:
-            self._session.transport.secret_creates[info.sandbox_id] = request
-        return info
-
-    def _keep(self, request: sandbox_service_pb2.CreateSandboxRequest) -> None:
-        self._session.heartbeats.add(
-            request.sandbox_id, request.request_id, duration_seconds(request.spec.heartbeat_timeout)
-        )
-
-    async def _repeat(
-        self, request: sandbox_service_pb2.CreateSandboxRequest, context: CallContext, keep_alive: bool
-    ) -> None:
-        """Ask for a sandbox anew that was lost before it was made; it is deleted at the end if it would have been."""
-        made = Made(request.sandbox_id, request.request_id)
-        wanted = self._session.tracks(made)
-        try:
-            # Refused, it is tracked no longer: whoever has the id now, it is not ours to delete.
-            await self._submit(request, context)
-        finally:
-            if not wanted:
-                self._session.detach(made)
-        if keep_alive:
-            # While it was lost it was not alive, and heartbeats for it may have ended.
-            self._keep(request)
-
-    async def _undo(
-        self, accepted: asyncio.Task[SandboxInfo], request: sandbox_service_pb2.CreateSandboxRequest
-    ) -> None:
-        """Delete what a create has made. If the platform cannot be reached it stays tracked, and its end is tried
-        again at close.
-        """
-        made = Made(request.sandbox_id, request.request_id)
-        with contextlib.suppress(errors.OrchardError):
-            await asyncio.wait([accepted])
-            # Accepted or not, perhaps nobody knows: it has no uid then, and is deleted only if it is of this request.
-            await self._session.delete(made, self._session.tracked.get(made, ""))
+        creation = Creation(self._session, request, keep_alive=bool(options.get("keep_alive")))
+        return Pending(creation.run(seconds, wait=wait, detach=detach))
 
     async def get(self, sandbox_id: str) -> AsyncSandbox:
         """A sandbox by its id; closing this client leaves it alone.

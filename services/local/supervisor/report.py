@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from services.local.supervisor.platform import Platform
 
+_GRPCURL: Final = Path(__file__).parents[3] / "build" / "grpcurl"  # where scripts/grpcurl puts it
 _PROGRAM: Final = """\
 from orchard import SandboxClient
 
@@ -36,15 +39,27 @@ def _tries(platform: Platform) -> list[str]:
     ca = platform.layout.client_files.get("ca_file")
     security = "-plaintext" if not platform.layout.gateway_tls else f"-cacert {shlex.quote(ca)}" if ca else ""
     return [
-        "orchard create",
+        f"{_command('orchard')} create",
         "",
-        "python - <<'END'",
+        f"{_command('python')} - <<'END'",
         *_PROGRAM.splitlines(),
         "END",
         "",
         f'KEY=$(sed \'s/.*"secret": "\\([^"]*\\).*/\\1/\' {shlex.quote(str(key))})',
-        f'grpcurl {security} -H "authorization: Bearer $KEY" {call}',
+        f'{_command("grpcurl", _GRPCURL)} {security} -H "authorization: Bearer $KEY" {call}',
     ]
+
+
+def _command(name: str, *places: Path) -> str:
+    """How a shell finds a program: by its name, or where it is beside this Python."""
+    if shutil.which(name):
+        return name
+    for path in (*places, Path(sys.executable).with_name(name)):
+        if path.is_file():
+            with suppress(ValueError):
+                return shlex.quote(str(path.relative_to(Path.cwd())))
+            return shlex.quote(str(path))
+    return name
 
 
 def _short(path: Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -19,6 +21,8 @@ _REPOSITORY: Final = "/testbed"
 _LINE_SHOWN: Final = 60
 _LIFE_SECONDS: Final = 300
 _MOST_PATIENCE: Final = 8.0
+_LOOKS: Final = 10
+_LOOK_SECONDS: Final = 0.05
 _NO_PATCH: Final = frozenset({"PATCH_MALFORMED", "PATCH_PATH_ESCAPES"})
 
 Progress = Callable[[str], None]
@@ -59,6 +63,22 @@ def patience(load: float, cores: int) -> float:
     unresolved.
     """
     return min(max(1.0, load / cores), _MOST_PATIENCE)
+
+
+async def load_now() -> float:
+    """How many programs run or wait for a core.
+
+    The mean over a minute still counts what has ended, and half a second may fall on a peak: the lesser of both.
+    """
+    counts = []
+    for _ in range(_LOOKS):
+        counts.append(_running())
+        await asyncio.sleep(_LOOK_SECONDS)
+    return min(sum(counts) / len(counts), os.getloadavg()[0])
+
+
+def _running() -> int:
+    return int(Path("/proc/stat").read_text(encoding="ascii").partition("procs_running ")[2].split()[0])
 
 
 async def evaluate(  # noqa: PLR0917

@@ -21,7 +21,7 @@ import orchard
 from rich.console import Console
 
 from services.local.demo.datasets import write_datasets
-from services.local.demo.evaluate import Outcome, evaluate, patience
+from services.local.demo.evaluate import Outcome, evaluate, load_now, patience
 from services.local.demo.interrupts import Interrupts
 from services.local.demo.rollouts import Rollouts
 from services.local.demo.screen import Screen, show_table
@@ -113,7 +113,7 @@ async def _evaluate_all(
     started = time.monotonic()
     client = orchard.AsyncSandboxClient(**connection)
     rollouts = Rollouts(client, f"demo-{secrets.token_hex(6)}")
-    stretch = patience(os.getloadavg()[0], os.cpu_count() or 1)
+    stretch = patience(await load_now(), os.cpu_count() or 1)
     with Screen(console, len(pairs)) as screen:
 
         async def one(index: int) -> Outcome:

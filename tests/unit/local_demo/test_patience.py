@@ -1,8 +1,10 @@
 """Limits of time on a machine that does other work."""
 
+import os
+
 import pytest
 
-from services.local.demo.evaluate import patience
+from services.local.demo.evaluate import load_now, patience
 
 
 @pytest.mark.parametrize(
@@ -11,3 +13,7 @@ from services.local.demo.evaluate import patience
 )
 def test_a_limit_grows_with_what_waits_for_a_core(load: float, cores: int, times: float) -> None:
     assert patience(load, cores) == times
+
+
+async def test_the_load_is_that_of_now() -> None:
+    assert 0 <= await load_now() <= os.getloadavg()[0] + 1

@@ -51,11 +51,12 @@ def _tries(platform: Platform) -> list[str]:
 
 
 def _command(name: str, *places: Path) -> str:
-    """How a shell finds a program: by its name, or where it is beside this Python."""
-    if shutil.which(name):
-        return name
+    """How a shell finds a program: where it is beside this Python, by its name alone if that leads there."""
     for path in (*places, Path(sys.executable).with_name(name)):
         if path.is_file():
+            # Another Python has not what this one has.
+            if shutil.which(name) == str(path):
+                return name
             with suppress(ValueError):
                 return shlex.quote(str(path.relative_to(Path.cwd())))
             return shlex.quote(str(path))

@@ -19,6 +19,7 @@ from orchard.exec.v1 import agent_service_pb2
 from services.common.auth import principal
 from services.common.errors import InvalidArgumentError, UnavailableError, reason_of
 from services.common.interceptor import REQUEST_ID_KEY, current_call, note_target
+from services.common.peer_status import peer_status
 from services.common.telemetry import AGENT_SPAN_KEY, TRACEPARENT, Telemetry
 from services.common.tokens import PRINCIPAL_KEY, Signer
 from services.common.validation import Fields
@@ -52,6 +53,19 @@ def sandbox_id_of(message: bytes) -> str:
     fields.sandbox_id("sandbox_id", sandbox_id)
     fields.done()
     return sandbox_id
+
+
+async def _first_of(requests: AsyncIterator[bytes]) -> bytes:
+    first = await anext(aiter(requests), None)
+    if first is None:
+        raise InvalidArgumentError.of("start", "the stream ended before its first message")
+    return first
+
+
+async def _with_first(first: bytes, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for message in requests:
+        yield message
 
 
 class ServiceProxy(grpc.GenericRpcHandler):
@@ -98,7 +112,7 @@ class ServiceProxy(grpc.GenericRpcHandler):
 
 
 class AgentProxy(ServiceProxy):
-    """ExecService and FileService, passed to the agent of the sandbox that the call names."""
+    """The services of agents, passed to the agent of the sandbox that the call names."""
 
     def __init__(
         self,
@@ -115,6 +129,8 @@ class AgentProxy(ServiceProxy):
 
     def handler(self, path: str, method: MethodDescriptor) -> Handler:
         """See ServiceProxy."""
+        if method.client_streaming and method.server_streaming:
+            return grpc.stream_stream_rpc_method_handler(self._stream_stream(path))
         if method.client_streaming:
             return grpc.stream_unary_rpc_method_handler(self._stream_unary(path))
         if method.server_streaming:
@@ -152,26 +168,38 @@ class AgentProxy(ServiceProxy):
 
     def _stream_unary(self, path: str) -> Callable[[AsyncIterator[bytes], Context], Awaitable[bytes]]:
         async def serve(requests: AsyncIterator[bytes], context: Context) -> bytes:
-            first = await anext(aiter(requests), None)
-            if first is None:
-                raise InvalidArgumentError.of("start", "the stream ended before its first message")
+            first = await _first_of(requests)
             agent = await self._find(first)
-
-            async def forward() -> AsyncIterator[bytes]:
-                yield first
-                async for message in requests:
-                    yield message
-
             with self._used(agent):
                 open_stream: Any = agent.channel.stream_unary(path)
-                call = open_stream(forward(), metadata=self._metadata(agent), timeout=context.time_remaining())
+                call = open_stream(
+                    _with_first(first, requests), metadata=self._metadata(agent), timeout=context.time_remaining()
+                )
                 try:
-                    reply: bytes = await call
+                    with peer_status(call):
+                        reply: bytes = await call
                     if self._telemetry is not None:
                         await self._keep_span(call)
                     return reply
                 finally:
                     call.cancel()
+
+        return serve
+
+    def _stream_stream(self, path: str) -> Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]:
+        async def serve(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+            first = await _first_of(requests)
+            agent = await self._find(first)
+            with self._used(agent):
+                open_stream: Any = agent.channel.stream_stream(path)
+                call = open_stream(
+                    _with_first(first, requests), metadata=self._metadata(agent), timeout=context.time_remaining()
+                )
+                with self._ending(call, context):
+                    async for reply in call:
+                        yield reply
+                    if self._telemetry is not None:
+                        await self._keep_span(call)
 
         return serve
 
@@ -270,7 +298,8 @@ class PrincipalProxy(ServiceProxy):
         async def serve(requests: AsyncIterator[bytes], context: Context) -> bytes:
             call = open_stream(requests, metadata=self.metadata(), timeout=context.time_remaining())
             try:
-                reply: bytes = await call
+                with peer_status(call):
+                    reply: bytes = await call
                 return reply
             finally:
                 call.cancel()
@@ -282,7 +311,7 @@ class PrincipalProxy(ServiceProxy):
 
         async def serve(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
             call = open_stream(requests, metadata=self.metadata(), timeout=context.time_remaining())
-            with self._ending(call, context):
+            with self._ending(call, context), peer_status(call):
                 async for reply in call:
                     yield reply
 

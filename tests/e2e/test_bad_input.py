@@ -7,6 +7,7 @@ import pytest
 from orchard.exec.v1 import exec_pb2, exec_service_pb2, file_service_pb2
 from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
 
+from services.common.peer_status import peer_status
 from tests.support.wire import Wire, fields_of, reason_of, seconds
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -204,7 +205,9 @@ async def test_a_patch_that_leaves_its_target(wire: Wire, sandbox: str) -> None:
         yield file_service_pb2.ApplyPatchRequest(end=True)
 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await wire.files.ApplyPatch(requests(), metadata=wire.metadata, timeout=30)
+        call = wire.files.ApplyPatch(requests(), metadata=wire.metadata, timeout=30)
+        with peer_status(call):
+            await call
     assert (caught.value.code(), reason_of(caught.value)) == (INVALID, "PATCH_PATH_ESCAPES")
 
 

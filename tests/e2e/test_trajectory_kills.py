@@ -24,6 +24,7 @@ from orchard import Step
 from orchard._client.trajectories.writer import prepared
 from orchard.trajectory.v1 import trajectory_pb2, trajectory_service_pb2, trajectory_service_pb2_grpc
 
+from services.common.peer_status import peer_status
 from tests.support.health import SERVING, wait_health
 from tests.support.platform import PlatformProcess, running_platform
 from tests.support.wire import Wire, details, reason_of, wire_to
@@ -197,7 +198,9 @@ async def appends_are_put_off(platform: PlatformProcess) -> None:
             yield trajectory_service_pb2.AppendStepsRequest(start=start)
 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.AppendSteps(requests(), metadata=wire.metadata, timeout=PATIENCE)
+            call = stub.AppendSteps(requests(), metadata=wire.metadata, timeout=PATIENCE)
+            with peer_status(call):
+                await call
     is_put_off(caught.value, "DATABASE_UNAVAILABLE")
 
 
@@ -250,7 +253,9 @@ async def test_bodies_that_find_no_room_wait_and_nothing_else_does(
 
     with broken(platform):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.PutBlob(upload(), metadata=wire.metadata, timeout=PATIENCE)
+            call = stub.PutBlob(upload(), metadata=wire.metadata, timeout=PATIENCE)
+            with peer_status(call):
+                await call
         is_put_off(caught.value, "OBJECT_STORE_UNAVAILABLE")
         appending = asyncio.ensure_future(long.append(Step.user("before"), Step.user(text)))
         # Short steps need no object store, nor does a seal: packing is put off.

@@ -14,7 +14,13 @@ from orchard.exec.v1 import file_service_pb2 as pb
 from orchard.exec.v1.file_service_pb2_grpc import FileServiceStub
 
 from services.common.errors import DOMAIN, STATUS_DETAILS_KEY
+from services.common.peer_status import peer_status
 from tests.integration.exec_agent_files.serving import SANDBOX_ID as S
+
+
+async def answer(call: Any) -> Any:
+    with peer_status(call):
+        return await call
 
 
 async def write(stub: FileServiceStub, path: str, data: bytes | AsyncIterable[bytes] = b"", **start: Any) -> int:
@@ -28,7 +34,7 @@ async def write(stub: FileServiceStub, path: str, data: bytes | AsyncIterable[by
                 yield pb.WriteFileRequest(data=piece)
         yield pb.WriteFileRequest(end=True)
 
-    return (await stub.WriteFile(messages())).size
+    return (await answer(stub.WriteFile(messages()))).size
 
 
 async def read(stub: FileServiceStub, path: str, offset: int = 0, length: int = 0) -> bytes:
@@ -43,7 +49,7 @@ async def upload(stub: FileServiceStub, path: str, data: bytes, **start: Any) ->
             yield pb.UploadArchiveRequest(data=data[position : position + 65536])
         yield pb.UploadArchiveRequest(end=True)
 
-    return await stub.UploadArchive(messages())
+    return await answer(stub.UploadArchive(messages()))
 
 
 async def download(stub: FileServiceStub, path: str) -> bytes:
@@ -58,7 +64,7 @@ async def patch(stub: FileServiceStub, path: str, data: bytes, **start: Any) -> 
             yield pb.ApplyPatchRequest(data=data[position : position + 1000])
         yield pb.ApplyPatchRequest(end=True)
 
-    return await stub.ApplyPatch(messages())
+    return await answer(stub.ApplyPatch(messages()))
 
 
 class Failure:

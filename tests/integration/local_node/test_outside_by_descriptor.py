@@ -15,6 +15,7 @@ import pytest_asyncio
 from orchard.exec.v1 import file_service_pb2 as files
 from orchard.exec.v1 import file_service_pb2_grpc
 
+from services.common.peer_status import peer_status
 from tests.integration.local_node.harness import Box, NodeProcess
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -31,6 +32,10 @@ class Files:
         self._id = box.sandbox.sandbox_id
         self._stub = file_service_pb2_grpc.FileServiceStub(box.channel)
         self._more: Any = {"metadata": box._metadata, "timeout": 30}
+
+    async def _send(self, call: Any) -> None:
+        with peer_status(call):
+            await call
 
     async def stat(self, path: str) -> None:
         await self._stub.Stat(files.StatRequest(sandbox_id=self._id, path=f"{path}/.", follow=True), **self._more)
@@ -68,12 +73,12 @@ class Files:
     async def write(self, path: str) -> None:
         start = files.WriteFileRequest(sandbox_id=self._id, start=files.WriteFileStart(path=f"{path}/new"))
         messages = [start, files.WriteFileRequest(data=b"x"), files.WriteFileRequest(end=True)]
-        await self._stub.WriteFile(iter(messages), **self._more)
+        await self._send(self._stub.WriteFile(iter(messages), **self._more))
 
     async def patch(self, path: str) -> None:
         start = files.ApplyPatchRequest(sandbox_id=self._id, start=files.ApplyPatchStart(path=path))
         messages = [start, files.ApplyPatchRequest(data=PATCH), files.ApplyPatchRequest(end=True)]
-        await self._stub.ApplyPatch(iter(messages), **self._more)
+        await self._send(self._stub.ApplyPatch(iter(messages), **self._more))
 
     async def unpack(self, path: str) -> None:
         packed = io.BytesIO()
@@ -81,7 +86,9 @@ class Files:
             tar.addfile(tarfile.TarInfo("new"), io.BytesIO())
         start = files.UploadArchiveRequest(sandbox_id=self._id, start=files.UploadArchiveStart(path=path))
         data = files.UploadArchiveRequest(data=packed.getvalue())
-        await self._stub.UploadArchive(iter([start, data, files.UploadArchiveRequest(end=True)]), **self._more)
+        await self._send(
+            self._stub.UploadArchive(iter([start, data, files.UploadArchiveRequest(end=True)]), **self._more)
+        )
 
 
 CALLS: tuple[Callable[[Files, str], Awaitable[None]], ...] = (

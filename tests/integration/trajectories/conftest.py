@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from orchard.trajectory.v1 import trajectory_pb2, trajectory_service_pb2, trajectory_service_pb2_grpc
 
 from services.common.db import migrate
+from services.common.peer_status import peer_status
 from services.common.tokens import PRINCIPAL_KEY, Principal, Signer
 from services.trajectories.__main__ import MIGRATIONS
 from services.trajectories.store.tables import SCHEMA
@@ -110,7 +111,9 @@ class Calls:
             for batch in batches:
                 yield trajectory_service_pb2.AppendStepsRequest(steps={"steps": batch})
 
-        return (await self.AppendSteps(requests())).next_index
+        call = self.AppendSteps(requests())
+        with peer_status(call):
+            return (await call).next_index
 
     async def seal(self, trajectory_id: str, status=trajectory_pb2.TRAJECTORY_STATUS_COMPLETED, **fields):
         request = trajectory_service_pb2.SealTrajectoryRequest(trajectory_id=trajectory_id, status=status, **fields)

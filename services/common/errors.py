@@ -122,16 +122,27 @@ class OutOfRangeError(OrchardError):
 
 
 class FailedPreconditionError(OrchardError):
-    """The thing is in a state in which this cannot be done; retrying alone does not help."""
+    """The thing is in a state in which this cannot be done; retrying alone does not help, unless `retry_seconds` says
+    when to look again.
+    """
 
     code = grpc.StatusCode.FAILED_PRECONDITION
     default_reason = "FAILED_PRECONDITION"
 
+    def __init__(
+        self, message: str, *, reason: str | None = None, retry_seconds: float = 0.0, **metadata: object
+    ) -> None:
+        super().__init__(message, reason=reason, **metadata)
+        self.retry_seconds = retry_seconds
+
     def details(self) -> list[Message]:
-        """ErrorInfo and PreconditionFailure."""
+        """ErrorInfo, PreconditionFailure, and RetryInfo where somebody else may soon change the state."""
         failure = error_details_pb2.PreconditionFailure()
         failure.violations.add(type=self.reason, description=self.message)
-        return [*super().details(), failure]
+        found: list[Message] = [*super().details(), failure]
+        if self.retry_seconds:
+            found.append(_retry_info(self.retry_seconds))
+        return found
 
 
 class ResourceExhaustedError(OrchardError):
@@ -178,9 +189,7 @@ class UnavailableError(OrchardError):
 
     def details(self) -> list[Message]:
         """ErrorInfo and RetryInfo."""
-        delay = duration_pb2.Duration()
-        delay.FromNanoseconds(int(self.retry_seconds * 1e9))
-        return [*super().details(), error_details_pb2.RetryInfo(retry_delay=delay)]
+        return [*super().details(), _retry_info(self.retry_seconds)]
 
 
 class DeadlineExceededError(OrchardError):
@@ -205,6 +214,12 @@ def reason_of(error: AioRpcError) -> str:
             status.ParseFromString(value)
     info = error_details_pb2.ErrorInfo()
     return next((info.reason for detail in status.details if detail.Unpack(info)), "")
+
+
+def _retry_info(seconds: float) -> error_details_pb2.RetryInfo:
+    delay = duration_pb2.Duration()
+    delay.FromNanoseconds(int(seconds * 1e9))
+    return error_details_pb2.RetryInfo(retry_delay=delay)
 
 
 class InternalError(OrchardError):

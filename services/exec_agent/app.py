@@ -18,6 +18,8 @@ import uvloop
 from orchard.exec.v1.agent_service_pb2_grpc import add_AgentServiceServicer_to_server
 from orchard.exec.v1.exec_service_pb2_grpc import add_ExecServiceServicer_to_server
 from orchard.exec.v1.file_service_pb2_grpc import add_FileServiceServicer_to_server
+from orchard.exec.v1.port_service_pb2_grpc import add_PortServiceServicer_to_server
+from orchard.exec.v1.tunnel_service_pb2_grpc import add_TunnelServiceServicer_to_server
 
 from services.common import logs
 from services.common.interceptor import CallInterceptor
@@ -29,6 +31,8 @@ from services.exec_agent.auth import AgentAuthenticator
 from services.exec_agent.files.service import FileService
 from services.exec_agent.files.servicer import FileServicer
 from services.exec_agent.journal import Journal, JournalInUseError
+from services.exec_agent.ports.service import PortService
+from services.exec_agent.ports.servicer import PortServicer
 from services.exec_agent.process import Launcher
 from services.exec_agent.rehearsal_client import rehearse as rehearse_with
 from services.exec_agent.service import ExecService
@@ -111,11 +115,16 @@ async def serve(config: AgentConfig) -> AsyncIterator[Agent]:
         add_ExecServiceServicer_to_server(ExecServicer(service, config), server.grpc_server)
         add_AgentServiceServicer_to_server(AgentServicer(service, config), server.grpc_server)
         add_FileServiceServicer_to_server(FileServicer(files, config.sandbox_id), server.grpc_server)
+        ports = PortService()
+        port_servicer = PortServicer(ports, config.sandbox_id)
+        add_PortServiceServicer_to_server(port_servicer, server.grpc_server)
+        add_TunnelServiceServicer_to_server(port_servicer, server.grpc_server)
         port = await server.start(config.listen, tls=config.tls)
         stack.push_async_callback(server.stop)
         if config.socket_for_all:
             Path(config.listen.removeprefix("unix:")).chmod(0o666)  # noqa: ASYNC240 (once, and of no disk)
         stack.callback(service.interrupt)
+        stack.callback(ports.interrupt)
         tasks = await stack.enter_async_context(TaskGroup())
         tasks.start("forget old commands", service.sweep())
         yield Agent(service, launcher, port, tasks)

@@ -14,7 +14,7 @@ from orchard.admin.v1 import (
     usage_service_pb2_grpc,
     version_service_pb2_grpc,
 )
-from orchard.exec.v1 import exec_service_pb2, file_service_pb2
+from orchard.exec.v1 import exec_service_pb2, file_service_pb2, port_service_pb2
 from orchard.judge.v1 import judge_service_pb2
 from orchard.sandbox.v1 import sandbox_service_pb2
 from orchard.trajectory.v1 import group_service_pb2, trajectory_service_pb2
@@ -50,6 +50,7 @@ from services.gateway.tenants import Tenants
 _SANDBOX = sandbox_service_pb2.DESCRIPTOR.services_by_name["SandboxService"]
 _EXEC = exec_service_pb2.DESCRIPTOR.services_by_name["ExecService"]
 _FILES = file_service_pb2.DESCRIPTOR.services_by_name["FileService"]
+_PORTS = port_service_pb2.DESCRIPTOR.services_by_name["PortService"]
 _TRAJECTORIES = trajectory_service_pb2.DESCRIPTOR.services_by_name["TrajectoryService"]
 _GROUPS = group_service_pb2.DESCRIPTOR.services_by_name["GroupService"]
 _JUDGE = judge_service_pb2.DESCRIPTOR.services_by_name["JudgeService"]
@@ -57,6 +58,7 @@ SERVICE_NAMES = (
     _SANDBOX.full_name,
     _EXEC.full_name,
     _FILES.full_name,
+    _PORTS.full_name,
     "orchard.admin.v1.KeyService",
     "orchard.admin.v1.TenantService",
     "orchard.admin.v1.ImageService",
@@ -122,7 +124,7 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
         },
     )
     creates.proxy = sandboxes
-    commands = AgentProxy(agents, telemetry, _EXEC, _FILES, on_secret_pending=courier.deliver_again)
+    commands = AgentProxy(agents, telemetry, _EXEC, _FILES, _PORTS, on_secret_pending=courier.deliver_again)
     proxies: list[ServiceProxy] = [commands, sandboxes]
     trajectories = connect_service(settings.trajectories_address, tls) if settings.trajectories_address else None
     if trajectories is not None:

@@ -46,7 +46,7 @@ CHANGES: Final = frozenset(
     }
 )
 """Methods whose every call has an entry."""
-_COMMANDS: Final = ("/orchard.exec.v1.ExecService/", "/orchard.exec.v1.FileService/")
+_COMMANDS: Final = tuple(f"/orchard.exec.v1.{name}/" for name in ("ExecService", "FileService", "PortService"))
 
 
 class Entry(NamedTuple):

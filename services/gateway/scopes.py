@@ -70,6 +70,7 @@ _OF_SERVICES: Final[Mapping[str, str]] = {
     _SANDBOXES: "sandboxes:write",
     "/orchard.exec.v1.ExecService/": "exec",
     "/orchard.exec.v1.FileService/": "files",
+    "/orchard.exec.v1.PortService/": "exec",
     _TRAJECTORIES: "trajectories:write",
     _GROUPS: "trajectories:write",
     _JUDGE: "judgements:write",

@@ -16,15 +16,29 @@ from typing import Any
 
 import grpc
 import pytest
-from orchard.exec.v1 import exec_pb2, file_service_pb2
+from orchard.exec.v1 import exec_pb2, file_service_pb2, port_service_pb2
 from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
 
-from tests.support.wire import Wire, fields_of, seconds
+from tests.support.wire import Wire, fields_of, reason_of, seconds
 
 READY = sandbox_pb2.SANDBOX_STATE_READY
 FAILED = sandbox_pb2.SANDBOX_STATE_FAILED
 DELETED = sandbox_pb2.SANDBOX_STATE_DELETED
 BACKSTOP = 110.0
+# Answers with what it was sent, each connection to its end.
+ECHO_SERVER = """
+if command -v python3 >/dev/null; then
+    exec python3 -c "
+import socketserver as s
+class Echo(s.BaseRequestHandler):
+    def handle(self):
+        while data := self.request.recv(65536):
+            self.request.sendall(data)
+s.ThreadingTCPServer.allow_reuse_address = True
+s.ThreadingTCPServer(('127.0.0.1', {port}), Echo).serve_forever()"
+fi
+exec nc -ll -p {port} -e cat
+"""
 
 
 @dataclass(frozen=True)
@@ -168,6 +182,50 @@ async def test_without_a_network_there_is_loopback_alone(subject: Subject) -> No
     names = await subject.wire.output(sandbox, "sed -n 's/^ *\\([^:]*\\):.*/\\1/p' /proc/net/dev")
     assert set(names.split()) <= ({b"lo", b"eth0"} if subject.network_is_filtered else {b"lo"})
     await subject.wire.delete(sandbox)
+
+
+async def test_a_port_is_reached_without_a_network(subject: Subject) -> None:
+    sandbox = await subject.ready(network=sandbox_pb2.Network(mode=sandbox_pb2.NETWORK_MODE_NONE))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await _exchange(subject.wire, sandbox, 8123, b"")
+    assert (caught.value.code(), reason_of(caught.value)) == (grpc.StatusCode.FAILED_PRECONDITION, "PORT_REFUSED")
+    serve = ECHO_SERVER.format(port=8123)
+    await subject.wire.run(sandbox, serve, wait=0, concurrent=True, no_timeout=True)
+    content = secrets.token_bytes(3 << 20)
+    assert await _once_it_listens(subject.wire, sandbox, 8123, content) == content
+    both = await asyncio.gather(*(_exchange(subject.wire, sandbox, 8123, content[:size]) for size in (70_000, 1)))
+    assert both == [content[:70_000], content[:1]]
+    await subject.wire.delete(sandbox)
+
+
+async def _exchange(wire: Wire, sandbox: str, port: int, data: bytes) -> bytes:
+    """What a port answers to all of `data`."""
+
+    async def send() -> None:
+        for offset in range(0, len(data), 1 << 18):
+            await call.write(port_service_pb2.ForwardPortRequest(data=data[offset : offset + (1 << 18)]))
+        await call.write(port_service_pb2.ForwardPortRequest(eof=True))
+
+    call = wire.ports.ForwardPort(metadata=wire.metadata, timeout=BACKSTOP)
+    start = port_service_pb2.ForwardPortStart(port=port)
+    await call.write(port_service_pb2.ForwardPortRequest(sandbox_id=sandbox, start=start))
+    assert (await call.read()).WhichOneof("event") == "opened"
+    sending = asyncio.ensure_future(send())
+    received = bytearray()
+    while (response := await call.read()) is not grpc.aio.EOF:
+        received += response.data
+    await sending
+    return bytes(received)
+
+
+async def _once_it_listens(wire: Wire, sandbox: str, port: int, data: bytes) -> bytes:
+    async with asyncio.timeout(BACKSTOP):
+        while True:
+            try:
+                return await _exchange(wire, sandbox, port, data)
+            except grpc.aio.AioRpcError as error:
+                assert reason_of(error) == "PORT_REFUSED", error
+            await asyncio.sleep(0.05)
 
 
 async def test_it_is_found_by_its_labels(subject: Subject) -> None:

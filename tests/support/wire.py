@@ -13,7 +13,13 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from orchard.admin.v1 import key_service_pb2_grpc, usage_service_pb2_grpc, version_service_pb2_grpc
-from orchard.exec.v1 import exec_pb2, exec_service_pb2, exec_service_pb2_grpc, file_service_pb2_grpc
+from orchard.exec.v1 import (
+    exec_pb2,
+    exec_service_pb2,
+    exec_service_pb2_grpc,
+    file_service_pb2_grpc,
+    port_service_pb2_grpc,
+)
 from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2, sandbox_service_pb2_grpc
 
 
@@ -30,6 +36,7 @@ class Wire:
         self.sandboxes: Any = sandbox_service_pb2_grpc.SandboxServiceStub(channel)
         self.execs: Any = exec_service_pb2_grpc.ExecServiceStub(channel)
         self.files: Any = file_service_pb2_grpc.FileServiceStub(channel)
+        self.ports: Any = port_service_pb2_grpc.PortServiceStub(channel)
         self.keys: Any = key_service_pb2_grpc.KeyServiceStub(channel)
         self.usage: Any = usage_service_pb2_grpc.UsageServiceStub(channel)
         self.version: Any = version_service_pb2_grpc.VersionServiceStub(channel)

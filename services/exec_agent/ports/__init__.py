@@ -1,0 +1,1 @@
+"""TCP connections into the sandbox and out of it, carried over calls of the gateway."""

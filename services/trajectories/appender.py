@@ -17,6 +17,10 @@ _BATCH_APPENDS: Final = 1000
 _BATCH_BYTES: Final = 16 << 20
 _WAITING_BYTES: Final = 128 << 20
 _WORKERS: Final = 2
+# Where several writers are at work, the next of them is about to arrive, and a commit costs as much for one as for
+# hundreds: wait for them, as PostgreSQL's own commit_delay does. A writer alone is never kept waiting.
+_GATHER_SECONDS: Final = 0.003
+_GATHERINGS: Final = 4
 
 
 class Store(Protocol):
@@ -75,10 +79,16 @@ class Appender:
                 workers.create_task(self._work(), name=f"append {number}")
 
     async def _work(self) -> None:
+        alone = True
         while True:
             async with self._arrived:
                 await self._arrived.wait_for(lambda: self._waiting)
-                batch = self._take()
+            if not alone or len(self._waiting) > 1:
+                await self._gather()
+            batch = self._take()
+            alone = len(batch) <= 1
+            if not batch:
+                continue  # the other worker was quicker
             try:
                 for waiting, result in zip(batch, await self._write(batch), strict=True):
                     _settle(waiting.result, result)
@@ -86,6 +96,14 @@ class Appender:
                 self._size -= sum(waiting.size for waiting in batch)
                 for waiting in batch:
                     _settle(waiting.result, UnavailableError("the append was interrupted; retry"))
+
+    async def _gather(self) -> None:
+        """Wait while more arrive, a few milliseconds at most."""
+        for _ in range(_GATHERINGS):
+            before = len(self._waiting)
+            await asyncio.sleep(_GATHER_SECONDS)
+            if len(self._waiting) <= before or len(self._waiting) >= _BATCH_APPENDS:
+                return
 
     async def _write(self, batch: list[_Waiting]) -> list[int | OrchardError]:
         """What became of each. What the database does not take of one writer fails for that one alone."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -12,15 +12,17 @@ from services.common.errors import UnavailableError
 from services.common.logs import get_logger
 from services.common.objects import ObjectStore
 from services.trajectories.bodies import blob_name
-from services.trajectories.packing import Packer
+from services.trajectories.packing import Packer, pack
 from services.trajectories.store.blobs import BlobIndex
-from services.trajectories.store.trajectories import Packing, TrajectoryStore
+from services.trajectories.store.packing import Packed, Packing
+from services.trajectories.store.trajectories import TrajectoryStore
 
 _log = get_logger(__name__)
 
 _IDLE_SECONDS: Final = 5.0
 _SWEEP_SECONDS: Final = 60.0
 _READ_BYTES: Final = 4 << 20
+_BATCH_BYTES: Final = 16 << 20
 _SWEPT_AT_ONCE: Final = 500
 
 
@@ -53,7 +55,7 @@ class Housekeeper:
         while True:
             self._sealed.clear()
             try:
-                while await self.pack_one():
+                while await self.pack_some():
                     backoff.reset()
             except UnavailableError as error:
                 _log.warning("packing was put off", why=error.message)
@@ -65,26 +67,39 @@ class Housekeeper:
             except TimeoutError:
                 continue
 
-    async def pack_one(self) -> bool:
-        """Pack one sealed trajectory; False if there is none."""
-        async with self._store.packing() as packing:
+    async def pack_some(self) -> bool:
+        """Pack some sealed trajectories; False if there is none."""
+        async with self._store.packing(_BATCH_BYTES) as packing:
             if packing is None:
                 return False
-            await self._pack(packing)
+            # The objects are durable before the rows go; one that a crash leaves without its row is written again.
+            await packing.packed(await (self._pack_large(packing) if packing.is_large else self._pack_all(packing)))
         return True
 
-    async def _pack(self, packing: Packing) -> None:
+    async def _pack_all(self, packing: Packing) -> dict[int, Packed]:
+        # Compressing holds the processor: in a thread, so that appends go on.
+        packed = await asyncio.to_thread(_pack, await packing.steps())
+        done = {
+            key: Packed(_object_name(packing.tenants[key], key, content_hash), content_hash)
+            for key, (_body, content_hash) in packed.items()
+        }
+        puts = [self._objects.put(done[key].object_name, body) for key, (body, _hash) in packed.items()]
+        for failure in await asyncio.gather(*puts, return_exceptions=True):
+            if failure is not None:
+                raise failure
+        return done
+
+    async def _pack_large(self, packing: Packing) -> dict[int, Packed]:
+        ((key, tenant),) = packing.tenants.items()
         packer, after = Packer(), -1
-        while steps := await packing.steps(after, _READ_BYTES):
+        while steps := await packing.part(key, after, _READ_BYTES):
             after = steps[-1][0]
-            # Compressing holds the processor: in a thread, so that appends go on.
             await asyncio.to_thread(packer.add_all, [body for _index, body in steps])
         file, content_hash = packer.finish()
         with file:
-            name = f"trajectories/{packing.tenant}/{packing.key % 4096:03x}/{packing.key}-{content_hash[:16]}.zst"
-            # The object is durable before the rows go; one that a crash leaves without its row is written again.
+            name = _object_name(tenant, key, content_hash)
             await self._objects.put(name, file)
-        await packing.packed(name, content_hash)
+        return {key: Packed(name, content_hash)}
 
     async def run_sweeping(self) -> None:
         """Remove bodies that nothing refers to, and objects of deleted trajectories, for ever."""
@@ -104,3 +119,11 @@ class Housekeeper:
         async with self._blobs.unreferenced(self._clock() - self._grace, _SWEPT_AT_ONCE) as blobs:
             await self._objects.delete([blob_name(*blob) for blob in blobs])
         return len(names) + len(blobs)
+
+
+def _pack(steps: Mapping[int, Sequence[bytes]]) -> dict[int, tuple[bytes, str]]:
+    return {key: pack(bodies) for key, bodies in steps.items()}
+
+
+def _object_name(tenant: str, key: int, content_hash: str) -> str:
+    return f"trajectories/{tenant}/{key % 4096:03x}/{key}-{content_hash[:16]}.zst"

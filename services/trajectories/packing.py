@@ -29,6 +29,15 @@ def frame(body: bytes) -> bytes:
     return bytes(prefix) + body
 
 
+def pack(bodies: Iterable[bytes]) -> tuple[bytes, str]:
+    """Compressed steps, and the SHA-256 of what was packed. Of what is at hand as a whole: its size being known, less
+    is left of it than a Packer leaves, in less time.
+    """
+    framed = b"".join(map(frame, bodies))
+    packed = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(framed)
+    return packed, hashlib.sha256(framed).hexdigest()
+
+
 class Packer:
     """Compresses framed steps into a file, in memory while it is small."""
 

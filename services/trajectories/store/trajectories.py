@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -17,6 +17,7 @@ from services.common.errors import UnavailableError
 from services.trajectories.model import TEXT_FIELDS, Description, Filter, Order, Status, StepValue, Trajectory
 from services.trajectories.store import filters
 from services.trajectories.store.changes import announced
+from services.trajectories.store.packing import Packing, packing
 from services.trajectories.store.rows import Row, newest_step_values, trajectories_of, trajectory_of
 from services.trajectories.store.tables import (
     ANNOTATIONS,
@@ -31,7 +32,6 @@ from services.trajectories.store.tables import (
 )
 
 _T: Final = TRAJECTORIES.c
-_PACK_SECONDS: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +42,6 @@ class Deleted:
     remaining: int
     text_bytes: int
     open_skipped: int
-
-
-@dataclass(slots=True)
-class Packing:
-    """A sealed trajectory that waits to be packed; locked, so that one packer has it."""
-
-    key: int
-    tenant: str
-    _connection: AsyncConnection
-
-    async def steps(self, after: int, most_bytes: int) -> list[tuple[int, bytes]]:
-        """The next steps behind an index, some megabytes at a time."""
-        return await _read_steps(self._connection, self.key, after, most_bytes)
-
-    async def packed(self, object_name: str, content_hash: str) -> None:
-        """Its steps are in an object, durably: the rows go."""
-        change = sa.update(TRAJECTORIES).where(_T.key == self.key)
-        await self._connection.execute(change.values(object_name=object_name, content_hash=content_hash))
-        await self._connection.execute(sa.delete(STEPS).where(STEPS.c.trajectory_key == self.key))
 
 
 class TrajectoryStore:
@@ -181,19 +162,9 @@ class TrajectoryStore:
             found = await trajectories_of(connection, (await connection.execute(query)).mappings().all())
             return found, await newest_step_values(connection, [trajectory.key for trajectory in found])
 
-    @asynccontextmanager
-    async def packing(self) -> AsyncIterator[Packing | None]:
-        """A sealed trajectory whose steps are rows, for one packer alone; None: there is none."""
-        query = (
-            sa.select(_T.key, _T.tenant)
-            .where(_T.object_name == "", _T.seal_time.is_not(None))
-            .order_by(_T.seal_time)
-            .limit(1)
-            .with_for_update(skip_locked=True)
-        )
-        async with self._database.transaction(timeout_seconds=_PACK_SECONDS) as connection:
-            row = (await connection.execute(query)).first()
-            yield None if row is None else Packing(row[0], row[1], connection)
+    def packing(self, most_bytes: int) -> AbstractAsyncContextManager[Packing | None]:
+        """Sealed trajectories whose steps are rows; see packing.py."""
+        return packing(self._database, most_bytes)
 
     async def delete(
         self, tenant: str, wanted: Filter, *, include_open: bool, limit: int, dry_run: bool, now: datetime

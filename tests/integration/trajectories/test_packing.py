@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import random
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from services.common.db import Database, connect
+from services.common.errors import UnavailableError
 from services.common.objects import ObjectStore
 from services.trajectories.housekeeping import Housekeeper
 from services.trajectories.model import Description, NewStep, Status, Totals
+from services.trajectories.packing import frame, unpacked
 from services.trajectories.store.appends import Append, AppendStore
 from services.trajectories.store.blobs import BlobIndex
 from services.trajectories.store.trajectories import TrajectoryStore
@@ -67,3 +72,46 @@ async def test_what_cannot_be_packed_now_is_packed_later(db: Database, server: O
         packing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await packing
+
+
+async def test_small_ones_are_packed_together_and_a_large_one_alone(db: Database, tmp_path: Path) -> None:
+    store, objects = TrajectoryStore(db), ObjectStore(f"file://{tmp_path}")
+    keeper = Housekeeper(store, BlobIndex(db), objects, lambda: NOW, blob_grace_seconds=0)
+    while await keeper.pack_some():
+        pass  # what tests before have left
+    wanted = {f"small-{number}": [b"%d-%d" % (number, index) for index in range(number)] for number in range(40)}
+    wanted["large"] = [random.Random(index).randbytes(1 << 20) for index in range(18)]
+    wanted["last"] = [b"last"]
+    for name, bodies in wanted.items():
+        await store.create("t", Description(trajectory_id=name), "", "hash", NOW)
+        new = tuple(NewStep(index, body, Totals(steps=1)) for index, body in enumerate(bodies))
+        for start in range(0, len(new), 4):
+            await AppendStore(db).append([Append("t", name, "w", False, new[start : start + 4])])
+        await store.seal("t", name, Status.COMPLETED, "", len(bodies), NOW)
+    while await keeper.pack_some():
+        pass
+    for name, bodies in wanted.items():
+        found = await store.get("t", name)
+        assert found is not None
+        assert await store.steps(found.key, -1, 1) == []
+        content = b"".join([piece async for piece in unpacked(objects.chunks(found.object_name))])
+        assert content == b"".join(map(frame, bodies))
+        assert found.content_hash == hashlib.sha256(content).hexdigest()
+
+
+async def test_of_a_batch_that_the_object_store_refuses_nothing_is_lost(db: Database, server: ObjectServer) -> None:
+    store = TrajectoryStore(db)
+    keeper = Housekeeper(store, BlobIndex(db), ObjectStore(f"s3://{BUCKET}"), lambda: NOW, blob_grace_seconds=0)
+    while await keeper.pack_some():
+        pass
+    for number in range(3):
+        await sealed(db, f"refused-{number}")
+    server.failure = "forbidden"
+    with pytest.raises(UnavailableError):
+        await keeper.pack_some()
+    for number in range(3):
+        found = await store.get("t", f"refused-{number}")
+        assert found is not None
+        assert (found.object_name, await store.steps(found.key, -1, 1)) == ("", [(0, b"step")])
+    server.failure = ""
+    assert await keeper.pack_some()

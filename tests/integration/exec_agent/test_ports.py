@@ -127,7 +127,9 @@ async def test_hosts_that_are_the_sandbox(here: Client, host: str) -> None:
         assert await rest(call) == b"hello"
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "169.254.169.254", "0.0.0.0", "::", "2001:db8::1", "example.org", "127.1"])
+@pytest.mark.parametrize(
+    "host", ["192.0.2.1", "169.254.169.254", "0.0.0.0", "::", "2001:db8::1", "example.org", "127.1"]
+)
 async def test_hosts_that_are_not(here: Client, host: str) -> None:
     call, start = forward(here, 80, host)
     with problem() as problems:

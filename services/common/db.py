@@ -88,14 +88,18 @@ def connect(database_url: str, *, pool_size: int = 5, tls: TlsFiles | None = Non
 
 def _refuse_closed(connection: Any, *_: object) -> None:
     """Have the pool connect again where the server has closed a connection; the kernel knows, and nobody is asked."""
-    raw: psycopg.AsyncConnection[Any] = connection.driver_connection
-    if not raw.closed:
-        poller = select.poll()
-        poller.register(raw.fileno(), select.POLLIN)
-        # The server says nothing on an idle connection but that it ends, or that its configuration changed.
-        if not poller.poll(0):
-            return
-    raise DisconnectionError("the server has closed the connection")
+    if is_closed(connection.driver_connection):
+        raise DisconnectionError("the server has closed the connection")
+
+
+def is_closed(connection: psycopg.AsyncConnection[Any]) -> bool:
+    """Whether the server has closed a connection that nobody uses now."""
+    if connection.closed:
+        return True
+    poller = select.poll()
+    poller.register(connection.fileno(), select.POLLIN)
+    # The server says nothing on an idle connection but that it ends, or that its configuration changed.
+    return bool(poller.poll(0))
 
 
 class Database:

@@ -31,15 +31,17 @@ from services.judge.service import Judging
 from services.judge.servicer import JudgeServicer
 from services.judge.settings import JudgeServiceSettings
 from services.judge.store.calls import CallStore
+from services.judge.store.claims import ClaimStore
+from services.judge.store.endings import EndingStore
 from services.judge.store.locks import QuestionLocks
-from services.judge.store.requests import RequestStore
 from services.judge.store.rubrics import RubricStore
 from services.judge.store.turns import Turns
 from services.judge.store.verdicts import VerdictStore
 
 SERVICE_NAMES: Final = ("orchard.judge.v1.JudgeService",)
 DEPENDENCY: Final = "database"
-_POOL: Final = 12
+_POOL: Final = 8
+_LANES: Final = 5
 _PROBE_SECONDS: Final = 5.0
 
 
@@ -47,10 +49,10 @@ _PROBE_SECONDS: Final = 5.0
 async def run(settings: JudgeServiceSettings, tasks: TaskGroup, telemetry: Telemetry | None) -> AsyncIterator[None]:
     """Run the judge service while the context is open."""
     health = Health([DEPENDENCY])
-    # One more than the calls need: the locks keep a connection.
-    engine = connect(settings.database_url.get_secret_value(), pool_size=_POOL + 1, tls=settings.database_tls())
+    engine = connect(settings.database_url.get_secret_value(), pool_size=_POOL + _LANES, tls=settings.database_tls())
     database, answers = Turns(engine, _POOL), Answers(ObjectStore(settings.object_store_url))
-    store, calls, locks = VerdictStore(database), CallStore(database), QuestionLocks(engine)
+    store, locks = VerdictStore(database), QuestionLocks(engine)
+    claims, calls, endings = ClaimStore(engine), CallStore(database, engine), EndingStore(engine)
     shelf = RubricShelf(RubricStore(database), _now)
     verifier = Verifier(PublicKeysFile(settings.public_keys_file), INTERNAL_AUDIENCE)
     server = Server(
@@ -59,7 +61,7 @@ async def run(settings: JudgeServiceSettings, tasks: TaskGroup, telemetry: Telem
         service_names=SERVICE_NAMES,
     )
     endpoints = {judge.name: make_endpoint(judge, server.stopping) for judge in load_judges(settings.judges_file)}
-    judging = Judging(endpoints, store, calls, RequestStore(database), shelf, locks, answers, _now)
+    judging = Judging(endpoints, store, claims, calls, endings, shelf, locks, answers, _now)
     batches, held = Batches(judging, store, _now), Held(settings.most_held_bytes)
     servicer = JudgeServicer(judging, batches, shelf, calls, answers, server.stopping, settings.most_judgements, held)
     judge_service_pb2_grpc.add_JudgeServiceServicer_to_server(servicer, server.grpc_server)
@@ -89,7 +91,8 @@ async def run(settings: JudgeServiceSettings, tasks: TaskGroup, telemetry: Telem
         await tasks.close()
         for endpoint in endpoints.values():
             await endpoint.close()
-        await locks.close()
+        for lane in (claims, calls, endings, locks):
+            await lane.close()
         await database.close()
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from services.common.errors import AlreadyExistsError, NotFoundError
+from services.common.errors import NotFoundError
 from services.judge.backends.limits import Amount, Meter
-from services.judge.model import Verdict
 from services.judge.requests import Request
 from services.judge.service import Errand, Judging
+from services.judge.store.claims import Origin
 from services.judge.store.verdicts import Batch, BatchItem, VerdictStore
 
 _PAGE: Final = 200
@@ -81,34 +81,9 @@ class Batches:
         """The verdict of one item."""
         prepared = await self._judging.prepare(tenant, request)
 
-        def item_of(verdict: Verdict) -> BatchItem:
-            return BatchItem(item_id, prepared.asked, verdict, again=verdict.is_outage)
-
-        async def earlier() -> BatchItem | None:
-            found = await self._store.item(tenant, batch_id, item_id)
-            if found is not None and found.asked not in {"", prepared.asked}:
-                raise AlreadyExistsError(
-                    f"item {item_id!r} of batch {batch_id!r} was something else; choose another id",
-                    reason="ITEM_EXISTS",
-                    batch_id=batch_id,
-                    item_id=item_id,
-                )
-            return None if found is None or found.again else found
-
-        async def verdict_of_earlier() -> Verdict | None:
-            found = await earlier()
-            return None if found is None else found.verdict
-
-        if (found := await earlier()) is not None:
-            return found
-        errand = Errand(
-            meters=[meter],
-            batch_id=batch_id,
-            repeat=f"{batch_id}/{item_id}",
-            earlier=verdict_of_earlier,
-            finishing=lambda verdict: self._store.finishing_item(tenant, batch_id, item_of(verdict)),
-        )
-        return item_of(await self._judging.judge(tenant, prepared, errand))
+        origin = Origin(prepared.asked, batch_id=batch_id, item_id=item_id)
+        verdict = await self._judging.judge(tenant, prepared, Errand([meter], origin))
+        return BatchItem(item_id, prepared.asked, verdict, again=verdict.is_outage)
 
 
 class _Run:

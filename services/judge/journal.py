@@ -55,16 +55,18 @@ class Answers:
 
 
 class QuestionJournal:
-    """The journal of one question; see asking.Journal."""
+    """The journal of one question; see asking.Journal. `kept`: what it has already."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
+        kept: Sequence[Kept],
         store: CallStore,
         answers: Answers,
         owner: Owner,
         models: Mapping[str, str],
         clock: Callable[[], datetime],
     ) -> None:
+        self._kept = kept
         self._store = store
         self._answers = answers
         self._owner = owner
@@ -73,7 +75,7 @@ class QuestionJournal:
 
     async def kept(self) -> Sequence[Kept]:
         """See Journal."""
-        return await self._store.answers(self._owner.tenant, self._owner.run)
+        return self._kept
 
     async def text(self, kept: Kept) -> str:
         """See Journal."""

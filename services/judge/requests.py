@@ -78,6 +78,11 @@ class Prepared:
     fresh: bool
     budget: Amount
 
+    @property
+    def sought(self) -> str:
+        """The key by which a stored verdict may be found; empty where a new one is wanted."""
+        return "" if self.fresh else self.key
+
 
 def question_key(
     question: Question, trajectory_hash: str, endpoints: Sequence[Endpoint], parameters: Parameters

@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -15,7 +15,7 @@ from orchard.rewards.claw_eval import task_score
 from orchard.rewards.scores import Excluded
 
 from services.common.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from services.judge.asking import Asker
+from services.judge.asking import Asker, Kept
 from services.judge.backends.endpoint import Endpoint
 from services.judge.backends.limits import Meter
 from services.judge.building import Prompts, worked_out
@@ -39,9 +39,10 @@ from services.judge.requests import Prepared, Request, lacks_evidence, parameter
 from services.judge.rubric_shelf import RubricShelf
 from services.judge.rubrics import Rubric
 from services.judge.store.calls import CallStore, Owner
+from services.judge.store.claims import NOWHERE, ClaimStore, Earlier, Origin
+from services.judge.store.endings import Ending, EndingStore, Settled
 from services.judge.store.locks import QuestionLocks
-from services.judge.store.requests import RequestStore
-from services.judge.store.verdicts import Settled, Statement, VerdictStore
+from services.judge.store.verdicts import VerdictStore
 from services.judge.votes import combine
 
 
@@ -59,18 +60,11 @@ class Errand:
 
     Attributes:
         meters: budgets.
-        batch_id: the batch, if it is for one.
-        repeat: tells a fresh judgement from others of the same question, and is the same when it is asked for again;
-            empty: it never is.
-        earlier: the verdict, where another replica reached it in the meantime.
-        finishing: what is stored together with the verdict, if anything.
+        origin: what it is told again by.
     """
 
     meters: Sequence[Meter] = ()
-    batch_id: str = ""
-    repeat: str = ""
-    earlier: Callable[[], Awaitable[Verdict | None]] | None = None
-    finishing: Callable[[Verdict], Statement | None] = lambda _verdict: None
+    origin: Origin = NOWHERE
 
 
 NO_ERRAND = Errand()
@@ -87,8 +81,9 @@ class Judging:
         self,
         endpoints: Mapping[str, Endpoint],
         store: VerdictStore,
+        claims: ClaimStore,
         calls: CallStore,
-        requests: RequestStore,
+        endings: EndingStore,
         shelf: RubricShelf,
         locks: QuestionLocks,
         answers: Answers,
@@ -96,8 +91,9 @@ class Judging:
     ) -> None:
         self._endpoints = endpoints
         self._store = store
+        self._claims = claims
         self._calls = calls
-        self._requests = requests
+        self._endings = endings
         self._shelf = shelf
         self._locks = locks
         self._answers = answers
@@ -134,48 +130,28 @@ class Judging:
             AlreadyExistsError: the id was used for something else.
         """
         if not request_id:
-            return await self.judge(tenant, prepared)
-
-        async def earlier() -> Verdict | None:
-            found = await self._requests.begin(tenant, request_id, prepared.asked, self._clock())
-            if found.asked != prepared.asked:
-                raise AlreadyExistsError(
-                    f"request {request_id!r} was something else; choose another id",
-                    reason="REQUEST_ID_REUSED",
-                    request_id=request_id,
-                )
-            return _again(found.verdict) if found.verdict and found.cached else found.verdict
-
-        if (found := await earlier()) is not None:
-            return found
-        errand = Errand(
-            repeat=f"request:{request_id}",
-            earlier=earlier,
-            finishing=lambda verdict: self._requests.finishing(tenant, request_id, verdict),
-        )
-        return await self.judge(tenant, prepared, errand)
+            known = await self._claims.known(tenant, "", prepared.sought, NOWHERE)
+            return _again(known.verdict) if known.verdict else await self.judge(tenant, prepared)
+        origin = Origin(prepared.asked, request_id=request_id)
+        earlier = await self._claims.begin(tenant, prepared.sought, origin, self._clock())
+        if (verdict := _of_earlier(origin, earlier)) is not None:
+            return verdict
+        return await self.judge(tenant, prepared, Errand(origin=origin))
 
     async def judge(self, tenant: str, prepared: Prepared, errand: Errand = NO_ERRAND) -> Verdict:
-        """The verdict: a stored one, the one that somebody else waits for, or a new one."""
-        verdict = await self._one(tenant, prepared, errand)
-        if verdict.cached and (statement := errand.finishing(verdict)) is not None:
-            await whole(self._store.execute(statement))
-        return verdict
+        """The verdict: a stored one, the one that somebody else waits for, or a new one.
 
-    async def _one(self, tenant: str, prepared: Prepared, errand: Errand) -> Verdict:
+        Raises:
+            AlreadyExistsError: the id of its request or item was used for something else.
+        """
         run = prepared.key
         if prepared.fresh:
-            run += f"/{errand.repeat or secrets.token_hex(8)}"
+            run += f"/{errand.origin.repeat or secrets.token_hex(8)}"
         name = f"{tenant}/{run}"
-        while True:
-            if not prepared.fresh and (found := await self._store.find(tenant, prepared.key)):
-                return _again(found)
-            flight = self._flights.get(name)
-            if flight is None:
-                break
+        while (flight := self._flights.get(name)) is not None:
             # Nothing where the one in front gave up, or had no budget: the next one in line tries.
-            if (verdict := await asyncio.shield(flight)) is not None:
-                return _again(verdict)
+            if (found := await asyncio.shield(flight)) is not None:
+                return await self._told_again(tenant, run, prepared, found, errand)
         flight = self._flights[name] = asyncio.get_running_loop().create_future()
         verdict = None
         try:
@@ -226,36 +202,46 @@ class Judging:
                 )
         return tuple(self._endpoints[name] for name in chosen)
 
+    async def _told_again(self, tenant: str, run: str, prepared: Prepared, found: Verdict, errand: Errand) -> Verdict:
+        """A verdict that is there, as that of another request or item."""
+        verdict = _again(found)
+        if errand.origin is not NOWHERE:
+            await whole(self._endings.add(Ending(tenant, run, prepared.key, verdict, None, errand.origin)))
+        return verdict
+
     async def _judged(self, tenant: str, run: str, prepared: Prepared, errand: Errand) -> Verdict:
         question, started = prepared.question, time.monotonic()
-        # Another replica may have been first. An item's question is found below, unless it is a fresh one.
-        if errand.earlier and (prepared.fresh or not errand.batch_id) and (reached := await errand.earlier()):
-            return reached
-        if not prepared.fresh and (found := await self._store.find(tenant, prepared.key)):
-            return _again(found)
+        # Another replica may have been first.
+        known = await self._claims.known(tenant, run, prepared.sought, errand.origin)
+        if known.earlier and (verdict := _of_earlier(errand.origin, known.earlier)):
+            return verdict
+        if known.verdict:
+            return await self._told_again(tenant, run, prepared, known.verdict, errand)
         prompts, settled = Prompts(question), set[Settled]()
         votes: list[Vote] = []
         cuts: tuple[Cut, ...] = ()
         if missing := lacks_evidence(question):
             reading = Reading(Excluded(Reason.NO_EVIDENCE), missing)
         else:
-            asker = await self._asker(tenant, run, prepared, prompts, errand)
+            asker = await self._asker(tenant, run, prepared, prompts, errand, known.answers)
             votes = await asker.votes()
             reading, settled, cuts = _together(prepared, votes), asker.settled, (await prompts.of())[1].cuts
         verdict = self._verdict(prepared, reading, votes, cuts, time.monotonic() - started)
-        comes_again = not prepared.fresh or bool(errand.batch_id) or verdict.is_unpaid
+        comes_again = not prepared.fresh or bool(errand.origin.batch_id) or verdict.is_unpaid
         kept = _kept(reading, settled) if comes_again else set()
-        await whole(self._store.add(tenant, run, prepared.key, verdict, settled=kept, also=errand.finishing(verdict)))
+        await whole(self._endings.add(Ending(tenant, run, prepared.key, verdict, kept, errand.origin)))
         return verdict
 
-    async def _asker(self, tenant: str, run: str, prepared: Prepared, prompts: Prompts, errand: Errand) -> Asker:
+    async def _asker(  # noqa: PLR0917
+        self, tenant: str, run: str, prepared: Prepared, prompts: Prompts, errand: Errand, kept: Sequence[Kept]
+    ) -> Asker:
         question = prepared.question
         for sha256 in dict.fromkeys(shown_images(question)):
             await self._answers.put_image(tenant, question.images[sha256])
         rubric = question.rubric.name if question.rubric else question.kind.name.lower()
         models = {endpoint.settings.name: endpoint.settings.model for endpoint in prepared.endpoints}
-        owner = Owner(tenant, run, "", "", rubric, errand.batch_id)
-        journal = QuestionJournal(self._calls, self._answers, owner, models, self._clock)
+        owner = Owner(tenant, run, "", "", rubric, errand.origin.batch_id)
+        journal = QuestionJournal(kept, self._calls, self._answers, owner, models, self._clock)
         meters = [*errand.meters, Meter(prepared.budget)]
         return Asker(prompts, f"{tenant}/{run}", prepared.parameters, prepared.endpoints, meters, journal)
 
@@ -311,6 +297,30 @@ def _kept(reading: Reading, settled: set[Settled]) -> set[Settled] | None:
     if not isinstance(reading.score, Excluded):
         return set()
     return None if reading.score == Excluded(Reason.BUDGET) else settled
+
+
+def _of_earlier(origin: Origin, earlier: Earlier) -> Verdict | None:
+    """The verdict of a request or item that came before, if it has one that stays.
+
+    Raises:
+        AlreadyExistsError: it was something else.
+    """
+    if earlier.asked not in {"", origin.asked}:
+        if origin.request_id:
+            raise AlreadyExistsError(
+                f"request {origin.request_id!r} was something else; choose another id",
+                reason="REQUEST_ID_REUSED",
+                request_id=origin.request_id,
+            )
+        raise AlreadyExistsError(
+            f"item {origin.item_id!r} of batch {origin.batch_id!r} was something else; choose another id",
+            reason="ITEM_EXISTS",
+            batch_id=origin.batch_id,
+            item_id=origin.item_id,
+        )
+    if earlier.verdict is None or earlier.again:
+        return None
+    return _again(earlier.verdict) if earlier.cached else earlier.verdict
 
 
 def _again(verdict: Verdict) -> Verdict:

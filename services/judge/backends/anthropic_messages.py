@@ -7,7 +7,7 @@ from typing import Any, Final
 import anthropic
 
 from services.judge.answers.reading import Finish
-from services.judge.backends.base import Ask, CallError, Reply, error_of_status
+from services.judge.backends.base import Ask, CallError, Reply, count_of, error_of_connection, error_of_status
 from services.judge.backends.settings import JudgeSettings
 from services.judge.model import Reason
 
@@ -30,21 +30,21 @@ class AnthropicMessages:
             base_url=settings.base_url,
             max_retries=0,
             timeout=settings.timeout_seconds,
+            http_client=anthropic.DefaultAioHttpClient(),  # as in openai_compatible.py, and so the call
         )
 
     async def ask(self, ask: Ask) -> Reply:
         """See Backend."""
+        headers = {"Idempotency-Key": ask.idempotency_key}
         try:
-            return _reply(await self._client.messages.create(**self._request(ask)), self._settings.model)
-        except anthropic.APITimeoutError:
-            raise CallError(Reason.TIMEOUT, "the judge did not answer in time", again=True) from None
+            body = self._request(ask)
+            found = await self._client.post("/v1/messages", cast_to=object, body=body, options={"headers": headers})
+            return _reply(found, self._settings.model)
         except anthropic.APIStatusError as error:
             retry_after = error.response.headers.get("retry-after")
             raise error_of_status(error.status_code, error.message, retry_after) from None
         except anthropic.APIConnectionError as error:
-            cause = type(error.__cause__ or error).__name__
-            message = f"the connection to the judge failed ({cause})"
-            raise CallError(Reason.UNAVAILABLE, message, again=True) from None
+            raise error_of_connection(error) from None
         except (anthropic.AnthropicError, ValueError, TypeError, AttributeError, LookupError) as error:
             # A body that is no message: the server, or something before it, is ill.
             message = f"the judge's server sent what is no message ({type(error).__name__})"
@@ -64,32 +64,24 @@ class AnthropicMessages:
             "system": ask.prompt.system,
             "messages": [{"role": "user", "content": content}],
             "max_tokens": ask.max_output_tokens,
-            "extra_headers": {"Idempotency-Key": ask.idempotency_key},
-            "extra_body": dict(self._settings.extra_body),
-        }
+        } | self._settings.extra_body
         if ask.temperature is not None:
-            request["extra_body"]["temperature"] = ask.temperature
+            request["temperature"] = ask.temperature
         if self._settings.structured == "json_schema":
-            request["extra_body"]["output_config"] = {"format": {"type": "json_schema", "schema": ask.prompt.schema}}
+            request["output_config"] = {"format": {"type": "json_schema", "schema": ask.prompt.schema}}
         return request
 
 
 def _reply(message: Any, model: str) -> Reply:
-    text = "".join(block.text for block in message.content if block.type == "text")
-    usage = message.usage
-    cached = _count(usage, "cache_read_input_tokens")
-    read = _count(usage, "input_tokens") + cached + _count(usage, "cache_creation_input_tokens")
+    text = "".join(block["text"] for block in message["content"] if block["type"] == "text")
+    usage, reason = message.get("usage") or {}, message.get("stop_reason")
+    cached = count_of(usage, "cache_read_input_tokens")
     return Reply(
         text=text,
-        finish=_FINISHES.get(message.stop_reason, Finish.OTHER),
-        words=f"stop_reason {message.stop_reason}",
-        model=str(message.model or model)[:256],
-        prompt_tokens=read,
-        completion_tokens=_count(usage, "output_tokens"),
+        finish=_FINISHES.get(reason, Finish.OTHER),
+        words=f"stop_reason {reason}",
+        model=str(message.get("model") or model)[:256],
+        prompt_tokens=count_of(usage, "input_tokens") + cached + count_of(usage, "cache_creation_input_tokens"),
+        completion_tokens=count_of(usage, "output_tokens"),
         cached_tokens=cached,
     )
-
-
-def _count(usage: Any, name: str) -> int:
-    value = getattr(usage, name, None)
-    return value if isinstance(value, int) and value >= 0 else 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from services.judge.answers.reading import Finish
 from services.judge.model import Kind, Reason
@@ -82,6 +83,25 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """Close connections."""
+
+
+def count_of(usage: Mapping[str, Any], name: str) -> int:
+    """A count of tokens; 0 where the server does not tell."""
+    value = usage.get(name)
+    return value if isinstance(value, int) and value >= 0 else 0
+
+
+def error_of_connection(error: BaseException) -> CallError:
+    """What it means that a client library gave up a connection. Its own classes take a server that hangs up for one
+    that is slow, so what it rests on decides.
+    """
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    if any(isinstance(one, TimeoutError) for one in chain):
+        return CallError(Reason.TIMEOUT, "the judge did not answer in time", again=True)
+    message = f"the connection to the judge failed ({type(chain[-1]).__name__})"
+    return CallError(Reason.UNAVAILABLE, message, again=True)
 
 
 def error_of_status(status: int, message: str, retry_after: str | None) -> CallError:

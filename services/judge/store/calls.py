@@ -6,29 +6,23 @@ each with its own write to disk.
 
 from __future__ import annotations
 
-import asyncio
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from datetime import date
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.judge.answers.reading import Finish
 from services.judge.asking import Kept, Place
-from services.judge.model import NOTHING, Usage
-from services.judge.store.tables import ANSWERS, BATCHES, COUNTS, USAGE
+from services.judge.model import Usage
+from services.judge.store.lanes import Connection, Lane, columns
+from services.judge.store.tables import ANSWERS, COUNTS, USAGE
 from services.judge.store.turns import Turns
 
-_A: Final = ANSWERS.c
-_B: Final = BATCHES.c
 _U: Final = USAGE.c
 SUMS: Final = (*COUNTS, "cost_usd")
-_TOGETHER: Final = 200
-_PLACE: Final = ("tenant", "run", "judge", "vote", "swapped", "attempt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,44 +37,36 @@ class Owner:
     batch_id: str = ""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Call:
-    """One that is to be written."""
+    """One that is to be written. `kept`: None where it gave no answer."""
 
     owner: Owner
     usage: Usage
     day: date
     kept: Kept | None
-    written: bool = False
-    error: BaseException | None = field(default=None, repr=False)
 
-    def row(self) -> dict[str, Any]:
-        """Of ANSWERS."""
-        kept = self.kept
-        assert kept is not None  # noqa: S101 (for the type checker)
-        return {
-            "tenant": self.owner.tenant,
-            "run": self.owner.run,
-            "finish": kept.finish.value,
-            **{name: getattr(kept, name) for name in ("ticket", "sha256", "words", "model", "latency_seconds")},
-            **kept.place._asdict(),
-            **asdict(kept.usage),
-        }
+    def row(self) -> tuple[Any, ...]:
+        """As _WRITE has it."""
+        owner, usage, kept = self.owner, self.usage, self.kept
+        counts = (*(getattr(usage, name) for name in COUNTS), usage.cost_usd)
+        whose = (kept is not None, owner.tenant, owner.run, owner.judge, owner.model, owner.rubric, owner.batch_id)
+        if kept is None:
+            return (*whose, self.day, *counts, 0, False, 0, "", "", "", "", "", 0.0)
+        words = (kept.ticket, kept.sha256, kept.finish.value, kept.words, kept.model, kept.latency_seconds)
+        return (*whose, self.day, *counts, *kept.place[1:], *words)
 
 
 class CallStore:
     """Rows of ANSWERS, and the sums of BATCHES and USAGE."""
 
-    def __init__(self, database: Turns) -> None:
+    def __init__(self, database: Turns, engine: AsyncEngine) -> None:
         self._database = database
-        self._waiting: list[_Call] = []
-        self._writing = asyncio.Lock()
+        self._lane = Lane(engine, "calls of judges", _write)
 
-    async def answers(self, tenant: str, run: str) -> Sequence[Kept]:
-        """What was received for a question that has no verdict yet."""
-        async with self._database.reading() as connection:
-            rows = await connection.execute(sa.select(ANSWERS).where(_A.tenant == tenant, _A.run == run))
-            return [_kept(row) for row in rows.mappings()]
+    async def close(self) -> None:
+        """Let the connection go."""
+        await self._lane.close()
 
     async def called(self, owner: Owner, usage: Usage, day: date, kept: Kept | None = None) -> None:
         """Count a call, and keep its answer; it is durable on return. A repeat does nothing.
@@ -88,15 +74,7 @@ class CallStore:
         Raises:
             UnavailableError: the database does not answer.
         """
-        call = _Call(owner, usage, day, kept)
-        self._waiting.append(call)
-        async with self._writing:
-            # Whoever is first writes for all who have come in the meantime.
-            if not call.written:
-                calls, self._waiting = self._waiting[:_TOGETHER], self._waiting[_TOGETHER:]
-                await self._write(calls)
-        if call.error is not None:
-            raise call.error
+        await self._lane.do(_Call(owner, usage, day, kept))
 
     async def usage(self, tenant: str, first: date, before: date, most: int) -> list[tuple[str, str, str, Usage]]:
         """Sums by judge, model and rubric over days."""
@@ -107,53 +85,50 @@ class CallStore:
             rows = await connection.execute(query.group_by(*by).order_by(*by).limit(most))
             return [(row["judge"], row["model"], row["rubric"], usage_of(row)) for row in rows.mappings()]
 
-    async def _write(self, calls: Sequence[_Call]) -> None:
-        error: BaseException | None = None
-        try:
-            async with self._database.transaction() as connection:
-                await _count(connection, await _new(connection, calls))
-        except BaseException as raised:
-            error = raised
-            if not isinstance(raised, Exception):
-                raise
-        finally:
-            for call in calls:
-                call.written, call.error = True, error
+
+async def _write(connection: Connection, calls: Sequence[_Call]) -> list[None]:
+    answered = {(call.owner.tenant, call.owner.run, call.kept.place): call for call in calls if call.kept is not None}
+    rows = [call.row() for call in (*answered.values(), *(call for call in calls if call.kept is None))]
+    await connection.execute(_WRITE, columns(rows, len(_COLUMNS)))
+    return [None] * len(calls)
 
 
-async def _new(connection: AsyncConnection, calls: Sequence[_Call]) -> list[_Call]:
-    """Store the answers; gives the calls that are to be counted, those without an answer included."""
-    answered = {tuple(call.row()[name] for name in _PLACE): call for call in calls if call.kept is not None}
-    counted = [call for call in calls if call.kept is None]
-    if answered:
-        statement = insert(ANSWERS).values([call.row() for call in answered.values()]).on_conflict_do_nothing()
-        stored = await connection.execute(statement.returning(*(_A[name] for name in _PLACE)))
-        counted += [answered[tuple(row)] for row in stored]
-    return counted
-
-
-async def _count(connection: AsyncConnection, calls: Sequence[_Call]) -> None:
-    batches: defaultdict[tuple[str, str], Usage] = defaultdict(lambda: NOTHING)
-    days: defaultdict[tuple[Any, ...], Usage] = defaultdict(lambda: NOTHING)
-    for call in calls:
-        owner = call.owner
-        days[owner.tenant, call.day, owner.judge, owner.model, owner.rubric] += call.usage
-        if owner.batch_id:
-            batches[owner.tenant, owner.batch_id] += call.usage
-    # In one order everywhere: replicas that count in the same rows wait for each other, never in a circle.
-    for (tenant, batch_id), usage in sorted(batches.items(), key=lambda item: item[0]):
-        batch = sa.update(BATCHES).where(_B.tenant == tenant, _B.batch_id == batch_id)
-        await connection.execute(batch.values({name: _B[name] + getattr(usage, name) for name in SUMS}))
-    if days:
-        keys = ["tenant", "day", "judge", "model", "rubric"]
-        rows = [dict(zip(keys, key, strict=True)) | asdict(usage) for key, usage in sorted(days.items(), key=_key)]
-        statement = insert(USAGE).values(rows)
-        sums = {name: _U[name] + statement.excluded[name] for name in SUMS}
-        await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=sums))
-
-
-def _key(item: tuple[tuple[Any, ...], Usage]) -> tuple[Any, ...]:
-    return item[0]
+_COLUMNS: Final = (
+    *("answered boolean", "tenant text", "run text", "judge text", "asked_model text", "rubric text", "batch_id text"),
+    *("day date", *(f"{name} bigint" for name in COUNTS), "cost_usd float8"),
+    *("vote integer", "swapped boolean", "attempt integer", "ticket text", "sha256 text", "finish text", "words text"),
+    *("model text", "latency_seconds float8"),
+)
+_NAMES: Final = ", ".join(column.name for column in ANSWERS.c)
+_ADDED: Final = ", ".join(f"sum({name}) AS {name}" for name in SUMS)
+# An answer that is there already was counted with it. In one order everywhere: replicas that count in the same rows
+# wait for each other, never in a circle.
+_WRITE: Final = f"""
+WITH given AS (
+    SELECT * FROM unnest({", ".join(f"%s::{column.split()[1]}[]" for column in _COLUMNS)})
+        AS g({", ".join(column.split()[0] for column in _COLUMNS)})
+), stored AS (
+    INSERT INTO judge.answers ({_NAMES}) SELECT {_NAMES} FROM given WHERE answered
+    ON CONFLICT DO NOTHING RETURNING tenant, run, judge, vote, swapped, attempt
+), counted AS (
+    SELECT given.* FROM given LEFT JOIN stored USING (tenant, run, judge, vote, swapped, attempt)
+    WHERE NOT answered OR stored.tenant IS NOT NULL
+), sums AS (
+    SELECT tenant, batch_id, {_ADDED} FROM counted WHERE batch_id <> '' GROUP BY tenant, batch_id
+), held AS (
+    SELECT tenant, batch_id FROM judge.batches JOIN sums USING (tenant, batch_id)
+    ORDER BY tenant, batch_id FOR NO KEY UPDATE OF batches
+), batched AS (
+    UPDATE judge.batches SET {", ".join(f"{name} = batches.{name} + sums.{name}" for name in SUMS)}
+    FROM sums JOIN held USING (tenant, batch_id)
+    WHERE (batches.tenant, batches.batch_id) = (sums.tenant, sums.batch_id)
+)
+INSERT INTO judge.usage AS total (tenant, day, judge, model, rubric, {", ".join(SUMS)})
+SELECT tenant, day, judge, asked_model, rubric, {_ADDED} FROM counted
+GROUP BY tenant, day, judge, asked_model, rubric ORDER BY tenant, day, judge, asked_model, rubric
+ON CONFLICT (tenant, day, judge, model, rubric)
+DO UPDATE SET {", ".join(f"{name} = total.{name} + excluded.{name}" for name in SUMS)}
+"""  # noqa: S608 (names of our own)
 
 
 def usage_of(row: Mapping[Any, Any]) -> Usage:
@@ -161,7 +136,8 @@ def usage_of(row: Mapping[Any, Any]) -> Usage:
     return Usage(**{name: int(row[name]) for name in COUNTS}, cost_usd=float(row["cost_usd"]))
 
 
-def _kept(row: Mapping[Any, Any]) -> Kept:
+def kept_of(row: Mapping[Any, Any]) -> Kept:
+    """The answer of a row of ANSWERS."""
     return Kept(
         place=Place(row["judge"], row["vote"], row["swapped"], row["attempt"]),
         ticket=row["ticket"],

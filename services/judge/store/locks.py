@@ -8,31 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
-import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.common.backoff import Backoff
-from services.common.db import AWAY
 from services.common.errors import UnavailableError
 from services.judge.endings import whole
+from services.judge.store.lanes import Connection, Lane
 
 _POLL_SECONDS: Final = 1.0
-_STATEMENT_SECONDS: Final = 15.0
 _MOST_HELD: Final = 1000
 """Of one replica at once. The server keeps advisory locks in a table of a fixed size: 6,400, as it is shipped."""
+_TRY: Final = "SELECT pg_try_advisory_lock(key) FROM unnest(%s::bigint[]) AS key"
+_FREE: Final = "SELECT pg_advisory_unlock(key) FROM unnest(%s::bigint[]) AS key"
+
+
+class _Turn(NamedTuple):
+    """Take a lock, or let it go."""
+
+    key: int
+    take: bool
 
 
 class QuestionLocks:
     """Locks of one replica. Within it a question must come once at a time: the database would let it in twice."""
 
     def __init__(self, engine: AsyncEngine, *, most: int = _MOST_HELD) -> None:
-        self._engine = engine
-        self._connection: AsyncConnection | None = None
-        self._turn = asyncio.Lock()
+        self._lane = Lane(engine, "locks of questions", _take_turns, holds=True)
         self._room = asyncio.Semaphore(most)
 
     @asynccontextmanager
@@ -54,8 +59,7 @@ class QuestionLocks:
                 await whole(self._release(key))
 
     async def _try(self, key: int) -> bool:
-        # A statement that is cut short would cost the connection, and with it every lock.
-        trying = asyncio.ensure_future(self._call(sa.func.pg_try_advisory_lock(key)))
+        trying = asyncio.ensure_future(self._lane.do(_Turn(key, take=True)))
         try:
             return await whole(_result(trying))
         except asyncio.CancelledError:
@@ -65,36 +69,24 @@ class QuestionLocks:
 
     async def close(self) -> None:
         """Let go of everything."""
-        async with self._turn:
-            await self._drop()
+        await self._lane.close()
 
     async def _release(self, key: int) -> None:
         try:
-            await self._call(sa.func.pg_advisory_unlock(key))
+            await self._lane.do(_Turn(key, take=False))
         except UnavailableError:
             # With the connection the lock is gone too.
             return
 
-    async def _call(self, function: sa.Function[bool]) -> bool:
-        async with self._turn:
-            try:
-                async with asyncio.timeout(_STATEMENT_SECONDS):
-                    if self._connection is None:
-                        connection = await self._engine.connect()
-                        self._connection = await connection.execution_options(isolation_level="AUTOCOMMIT")
-                    return bool(await self._connection.scalar(sa.select(function)))
-            except AWAY as error:
-                await self._drop()
-                raise UnavailableError("the database does not answer; retry", reason="DATABASE_UNAVAILABLE") from error
 
-    async def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            try:
-                await connection.invalidate()
-                await connection.close()
-            except AWAY:
-                return
+async def _take_turns(connection: Connection, turns: Sequence[_Turn]) -> list[bool]:
+    # A key that is let go and taken in one group was let go first: nobody takes what this process has.
+    results: dict[_Turn, bool] = {}
+    for take, statement in ((False, _FREE), (True, _TRY)):
+        if keys := [turn.key for turn in turns if turn.take is take]:
+            cursor = await connection.execute(statement, [keys])
+            results |= {_Turn(key, take): row[0] for key, row in zip(keys, await cursor.fetchall(), strict=True)}
+    return [results[turn] for turn in turns]
 
 
 async def _result(future: asyncio.Future[bool]) -> bool:

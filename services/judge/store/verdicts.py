@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -10,22 +10,15 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from services.judge.codec import ABSTAINED, EXCLUDED, SCORED, state_of, verdict_json, verdict_of
+from services.judge.codec import ABSTAINED, EXCLUDED, SCORED, verdict_of
 from services.judge.model import Usage, Verdict
 from services.judge.store.calls import SUMS, usage_of
-from services.judge.store.tables import ANSWERS, BATCH_ITEMS, BATCHES, VERDICTS
+from services.judge.store.tables import BATCH_ITEMS, BATCHES, VERDICTS
 from services.judge.store.turns import Turns
 
 _V: Final = VERDICTS.c
-_A: Final = ANSWERS.c
 _B: Final = BATCHES.c
 _I: Final = BATCH_ITEMS.c
-
-
-Settled = tuple[str, int, bool]
-"""Judge, vote and order."""
-Statement = sa.Executable
-"""A change that is stored together with a verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +62,6 @@ class VerdictStore:
 
     # Verdicts
 
-    async def find(self, tenant: str, question_key: str) -> Verdict | None:
-        """The newest scored verdict of a question."""
-        query = sa.select(VERDICTS).where(_V.tenant == tenant, _V.question_key == question_key, _V.state == SCORED)
-        async with self._database.reading() as connection:
-            query = query.order_by(_V.create_time.desc()).limit(1)
-            row = (await connection.execute(query)).mappings().first()
-        return None if row is None else verdict_of_row(row)
-
     async def get(self, tenant: str, verdict_ids: Sequence[str]) -> dict[str, Verdict]:
         """Verdicts by id, those that there are."""
         query = sa.select(VERDICTS).where(_V.tenant == tenant, _V.verdict_id.in_(verdict_ids))
@@ -88,44 +73,6 @@ class VerdictStore:
         query = sa.select(_V.verdict_id, _V.value).where(_V.tenant == tenant, _V.verdict_id.in_(verdict_ids))
         async with self._database.reading() as connection:
             return {row[0]: row[1] for row in await connection.execute(query)}
-
-    async def add(
-        self,
-        tenant: str,
-        run: str,
-        question_key: str,
-        verdict: Verdict,
-        *,
-        settled: Collection[Settled] | None,
-        also: Statement | None = None,
-    ) -> None:
-        """Store a verdict, and with it whatever else rests on it.
-
-        Of the answers that it comes from the journal keeps those that are `settled`, None for all.
-        """
-        async with self._database.transaction() as connection:
-            await connection.execute(
-                insert(VERDICTS).values(
-                    tenant=tenant,
-                    verdict_id=verdict.verdict_id,
-                    question_key=question_key,
-                    state=state_of(verdict.reading.score),
-                    value=verdict.reading.value,
-                    body=verdict_json(verdict),
-                    create_time=verdict.create_time,
-                )
-            )
-            if settled is not None:
-                done = sa.delete(ANSWERS).where(_A.tenant == tenant, _A.run == run)
-                place = sa.tuple_(_A.judge, _A.vote, _A.swapped)
-                await connection.execute(done.where(place.not_in(list(settled))) if settled else done)
-            if also is not None:
-                await connection.execute(also)
-
-    async def execute(self, statement: Statement) -> None:
-        """What else is stored, where the verdict is stored already."""
-        async with self._database.transaction() as connection:
-            await connection.execute(statement)
 
     # Batches
 
@@ -170,41 +117,12 @@ class VerdictStore:
             create_time=row["create_time"],
         )
 
-    @staticmethod
-    def finishing_item(tenant: str, batch_id: str, item: BatchItem) -> Statement | None:
-        """An item has its verdict; the first one stays, unless it is to be judged again.
-
-        None where the budget left it out.
-        """
-        if item.verdict.is_unpaid:
-            return None
-        values = {
-            "asked": item.asked,
-            "verdict_id": item.verdict.verdict_id,
-            "cached": item.verdict.cached,
-            "again": item.again,
-        }
-        statement = insert(BATCH_ITEMS).values(tenant=tenant, batch_id=batch_id, item_id=item.item_id, **values)
-        return statement.on_conflict_do_update(
-            index_elements=["tenant", "batch_id", "item_id"], set_=values, where=_I.again
-        )
-
     async def items(self, tenant: str, batch_id: str, after: str, count: int) -> Sequence[BatchItem]:
         """Items that have their verdict, by id, behind an id."""
-        return await self._items(tenant, batch_id, _I.item_id > after, count)
-
-    async def item(self, tenant: str, batch_id: str, item_id: str) -> BatchItem | None:
-        """One of these."""
-        found = await self._items(tenant, batch_id, _I.item_id == item_id, 1)
-        return found[0] if found else None
-
-    async def _items(
-        self, tenant: str, batch_id: str, which: sa.ColumnElement[bool], count: int
-    ) -> Sequence[BatchItem]:
         query = (
             sa.select(_I.item_id, _I.asked, _I.again, VERDICTS)
             .join_from(BATCH_ITEMS, VERDICTS, sa.and_(_V.tenant == _I.tenant, _V.verdict_id == _I.verdict_id))
-            .where(_I.tenant == tenant, _I.batch_id == batch_id, which)
+            .where(_I.tenant == tenant, _I.batch_id == batch_id, _I.item_id > after)
             .order_by(_I.item_id)
             .limit(count)
         )

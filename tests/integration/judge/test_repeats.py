@@ -30,8 +30,9 @@ from services.judge.requests import Request
 from services.judge.rubric_shelf import RubricShelf
 from services.judge.service import Judging
 from services.judge.store.calls import CallStore, Owner
+from services.judge.store.claims import NOWHERE, ClaimStore
+from services.judge.store.endings import EndingStore
 from services.judge.store.locks import QuestionLocks
-from services.judge.store.requests import RequestStore
 from services.judge.store.rubrics import RubricStore
 from services.judge.store.tables import SCHEMA
 from services.judge.store.turns import Turns
@@ -146,17 +147,23 @@ async def batches_of(database: str, folder: Path, judge: JudgeSettings) -> Async
     """The use cases of a service with this judge, in this process."""
     engine = connect(database)
     turns, locks = Turns(engine, 4), QuestionLocks(engine)
-    store, calls, requests = VerdictStore(turns), CallStore(turns), RequestStore(turns)
+    store, claims, calls, endings = (
+        VerdictStore(turns),
+        ClaimStore(engine),
+        CallStore(turns, engine),
+        EndingStore(engine),
+    )
 
     def clock() -> datetime:
         return datetime.now(UTC)
 
     shelf, answers = RubricShelf(RubricStore(turns), clock), Answers(ObjectStore(folder.as_uri()))
-    judging = Judging({judge.name: make_endpoint(judge)}, store, calls, requests, shelf, locks, answers, clock)
+    judging = Judging({judge.name: make_endpoint(judge)}, store, claims, calls, endings, shelf, locks, answers, clock)
     try:
         yield Batches(judging, store, clock)
     finally:
-        await locks.close()
+        for lane in (claims, calls, endings, locks):
+            await lane.close()
         await engine.dispose()
 
 
@@ -221,9 +228,8 @@ async def test_locks_are_bounded_and_none_is_left_behind(database: str) -> None:
 
     try:
         async with locks.held("first"):
-            assert locks._connection is not None
-            pid = await locks._connection.exec_driver_sql("SELECT pg_backend_pid()")
-            pid = pid.scalar_one()
+            assert locks._lane._connection is not None
+            pid = locks._lane._connection.info.backend_pid
         holding = [asyncio.create_task(hold(f"lock {number}")) for number in range(5)]
         for _ in range(2):
             await asyncio.wait_for(begun.acquire(), 60)
@@ -264,7 +270,8 @@ async def test_calls_that_end_together_are_each_counted_once(database: str) -> N
     """Many at once, some of them twice; those of a day and of a batch meet in the same rows."""
     engine = connect(database)
     turns = Turns(engine, 4)
-    store, calls, today = VerdictStore(turns), CallStore(turns), datetime.now(UTC).date()
+    store, claims, calls = VerdictStore(turns), ClaimStore(engine), CallStore(turns, engine)
+    today = datetime.now(UTC).date()
     usage = Usage(calls=1, prompt_tokens=10, completion_tokens=1, cost_usd=0.5)
     await store.begin_batch("counted", "b", datetime.now(UTC))
 
@@ -277,11 +284,14 @@ async def test_calls_that_end_together_are_each_counted_once(database: str) -> N
 
     try:
         await asyncio.gather(*(answer(vote % 300) for vote in range(500)), *(failure() for _ in range(20)))
-        assert {kept.place.vote for kept in await calls.answers("counted", "run")} == set(range(300))
+        known = await claims.known("counted", "run", "", NOWHERE)
+        assert {kept.place.vote for kept in known.answers} == set(range(300))
         ((_judge, _model, _rubric, found),) = await calls.usage("counted", date.min, date.max, 10)
         assert (found.calls, found.failed_calls, found.prompt_tokens, found.cost_usd) == (320, 20, 3000, 150.0)
         batch = await store.batch("counted", "b")
         assert batch is not None
         assert (batch.usage.calls, batch.usage.cost_usd) == (300, 150.0)
     finally:
+        await claims.close()
+        await calls.close()
         await engine.dispose()

@@ -358,7 +358,8 @@ def test_a_bad_judgement_names_its_field(fields: dict[str, Any], word: str) -> N
         intake.steps(pb.AttemptSteps(steps=STEPS))
         endpoint = make_endpoint(JudgeSettings(name="model", kind="scripted"))
         nothing: Any = None
-        judging = Judging({"model": endpoint}, nothing, nothing, nothing, Shelf(), nothing, nothing, nothing)  # type: ignore[arg-type]
+        stores = [nothing] * 4
+        judging = Judging({"model": endpoint}, *stores, Shelf(), nothing, nothing, nothing)  # type: ignore[arg-type]
         await judging.prepare("t", intake.request())
 
     with pytest.raises(InvalidArgumentError) as raised:

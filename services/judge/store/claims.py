@@ -1,0 +1,200 @@
+"""What is there already of a judgement: its verdict, that of its request or item, and answers to go on from.
+
+One statement each, however many ask at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from services.judge.asking import Kept
+from services.judge.codec import SCORED, verdict_of
+from services.judge.model import Verdict
+from services.judge.store.calls import kept_of
+from services.judge.store.lanes import Connection, Lane, columns
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a judgement comes from, so that it is told again when it comes again: a request, an item of a batch.
+
+    Attributes:
+        asked: hash of what was asked for.
+        request_id: empty where it is no request with an id.
+        batch_id: empty where it is no item, as `item_id`.
+    """
+
+    asked: str = ""
+    request_id: str = ""
+    batch_id: str = ""
+    item_id: str = ""
+
+    @property
+    def repeat(self) -> str:
+        """Tells a fresh judgement from others of the same question; empty: it never comes again."""
+        if self.request_id:
+            return f"request:{self.request_id}"
+        return f"{self.batch_id}/{self.item_id}" if self.batch_id else ""
+
+
+NOWHERE: Final = Origin()
+"""Of a judgement that is not told again."""
+
+
+class Earlier(NamedTuple):
+    """A request or item as it came before.
+
+    Attributes:
+        asked: hash of what was asked for then; empty where that is not known.
+        verdict: None where there is none.
+        cached: it was found then.
+        again: an outage kept the judges from it: it is judged again.
+    """
+
+    asked: str
+    verdict: Verdict | None
+    cached: bool
+    again: bool
+
+
+class Known(NamedTuple):
+    """What is there of a judgement.
+
+    Attributes:
+        earlier: of its request or item, where that came before.
+        verdict: the newest scored one of its question.
+        answers: of an earlier run that did not come to its end.
+    """
+
+    earlier: Earlier | None
+    verdict: Verdict | None
+    answers: Sequence[Kept] = ()
+
+
+class _Sought(NamedTuple):
+    """`question_key` empty: nothing may be found by it."""
+
+    tenant: str
+    run: str
+    question_key: str
+    origin: Origin
+
+
+class _Request(NamedTuple):
+    """`question_key` empty: nothing may be found by it."""
+
+    tenant: str
+    question_key: str
+    origin: Origin
+    now: datetime
+
+
+class ClaimStore:
+    """Looks up judgements, and begins requests (rows of REQUESTS, which stay as long as the verdicts do)."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._known = Lane(engine, "what is known of judgements", _look)
+        self._requests = Lane(engine, "requests that begin", _begin)
+
+    async def close(self) -> None:
+        """Let the connections go."""
+        await self._known.close()
+        await self._requests.close()
+
+    async def known(self, tenant: str, run: str, question_key: str, origin: Origin) -> Known:
+        """What is there of a judgement. `question_key` empty: it is a fresh one.
+
+        Raises:
+            UnavailableError: the database does not answer.
+        """
+        return await self._known.do(_Sought(tenant, run, question_key, origin))
+
+    async def begin(self, tenant: str, question_key: str, origin: Origin, now: datetime) -> Earlier:
+        """The request of this id, which this one becomes where there is none: with the verdict of its question, if any.
+
+        Raises:
+            UnavailableError: the database does not answer.
+        """
+        while (earlier := await self._requests.do(_Request(tenant, question_key, origin, now))) is None:
+            continue  # another replica has begun it at this moment: the next look sees it
+        return earlier
+
+
+_NEWEST: Final = f"""LATERAL (
+    SELECT verdict_id, body, create_time FROM judge.verdicts AS v
+    WHERE v.tenant = given.tenant AND v.question_key = given.question_key AND v.state = {SCORED}
+    ORDER BY v.create_time DESC LIMIT 1
+) AS newest ON given.question_key <> ''"""  # noqa: S608 (numbers and names of our own, here and below)
+
+_KNOWN: Final = f"""
+SELECT newest.*, earlier.*, own.verdict_id, own.body, own.create_time,
+    (SELECT json_agg(a) FROM judge.answers AS a WHERE a.tenant = given.tenant AND a.run = given.run)
+FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[]) WITH ORDINALITY
+    AS given(tenant, run, question_key, request_id, batch_id, item_id, number)
+LEFT JOIN {_NEWEST}
+LEFT JOIN LATERAL (
+    SELECT r.asked, r.verdict_id, r.cached, false AS again FROM judge.requests AS r
+    WHERE r.tenant = given.tenant AND r.request_id = given.request_id
+    UNION ALL
+    SELECT i.asked, i.verdict_id, false, i.again FROM judge.batch_items AS i
+    WHERE i.tenant = given.tenant AND i.batch_id = given.batch_id AND i.item_id = given.item_id
+) AS earlier ON true
+LEFT JOIN judge.verdicts AS own ON own.tenant = given.tenant AND own.verdict_id = earlier.verdict_id
+ORDER BY given.number
+"""  # noqa: S608
+
+# Two that come in one group under one id are told apart by what they ask for: the first of them begins it.
+_BEGIN: Final = f"""
+WITH found AS (
+    SELECT given.*, newest.*
+    FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::timestamptz[]) WITH ORDINALITY
+        AS given(tenant, request_id, asked, question_key, now, number)
+    LEFT JOIN {_NEWEST}
+), begun AS (
+    INSERT INTO judge.requests (tenant, request_id, asked, verdict_id, cached, create_time)
+    SELECT DISTINCT ON (tenant, request_id)
+        tenant, request_id, asked, coalesce(verdict_id, ''), verdict_id IS NOT NULL, now
+    FROM found ORDER BY tenant, request_id, number
+    ON CONFLICT DO NOTHING RETURNING tenant, request_id, asked, verdict_id, cached
+), there AS (
+    SELECT tenant, request_id, asked, verdict_id, cached FROM judge.requests
+    WHERE (tenant, request_id) IN (SELECT tenant, request_id FROM found)
+    UNION ALL SELECT * FROM begun
+)
+SELECT there.asked, own.verdict_id, own.body, own.create_time, there.cached FROM found
+LEFT JOIN there USING (tenant, request_id)
+LEFT JOIN judge.verdicts AS own ON own.tenant = found.tenant AND own.verdict_id = there.verdict_id
+ORDER BY found.number
+"""  # noqa: S608
+
+
+async def _look(connection: Connection, sought: Sequence[_Sought]) -> list[Known]:
+    rows = [
+        (one.tenant, one.run, one.question_key, one.origin.request_id, one.origin.batch_id, one.origin.item_id)
+        for one in sought
+    ]
+    cursor = await connection.execute(_KNOWN, columns(rows, 6))
+    return [_known(row, [kept_of(answer) for answer in row[10] or ()]) for row in await cursor.fetchall()]
+
+
+async def _begin(connection: Connection, requests: Sequence[_Request]) -> list[Earlier | None]:
+    rows = [(one.tenant, one.origin.request_id, one.origin.asked, one.question_key, one.now) for one in requests]
+    cursor = await connection.execute(_BEGIN, columns(rows, 5))
+    return [
+        None if row[0] is None else Earlier(row[0], _verdict(row[1:4]), row[4], again=False)
+        for row in await cursor.fetchall()
+    ]
+
+
+def _known(row: Sequence[Any], answers: Sequence[Kept] = ()) -> Known:
+    earlier = None if row[3] is None else Earlier(row[3], _verdict(row[7:10]), row[5], row[6])
+    return Known(earlier, _verdict(row[:3]), answers)
+
+
+def _verdict(fields: Sequence[Any]) -> Verdict | None:
+    return None if fields[0] is None else verdict_of(*fields)

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
         PatchFailed,
         PermissionDenied,
         PlatformError,
+        PortInUse,
+        PortRefused,
         QuotaExceeded,
         RecordingIncomplete,
         SandboxLost,
@@ -92,6 +94,22 @@ if TYPE_CHECKING:
         Command,
         CreateOptions,
         ExecOptions,
+    )
+    from orchard._client.ports.endpoint import (
+        AsyncExposedEndpoint,
+    )
+    from orchard._client.ports.forward import (
+        AsyncPortForward,
+    )
+    from orchard._client.ports.sync import (
+        ExposedEndpoint,
+        PortForward,
+    )
+    from orchard._client.ports.types import (
+        Address,
+        ForwardEvent,
+        ForwardState,
+        OnForward,
     )
     from orchard._client.process import (
         AsyncExecStream,
@@ -198,14 +216,17 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Address",
     "Aggregation",
     "AlreadyExists",
     "Annotation",
     "ApiKey",
     "AsyncBodies",
     "AsyncExecStream",
+    "AsyncExposedEndpoint",
     "AsyncGroups",
     "AsyncJudge",
+    "AsyncPortForward",
     "AsyncProcess",
     "AsyncRecording",
     "AsyncSandbox",
@@ -240,6 +261,7 @@ __all__ = [
     "ExecState",
     "ExecStream",
     "ExportedTrajectory",
+    "ExposedEndpoint",
     "FailedPrecondition",
     "FileExists",
     "FileInfo",
@@ -247,6 +269,8 @@ __all__ = [
     "FilePermissionDenied",
     "FileType",
     "Following",
+    "ForwardEvent",
+    "ForwardState",
     "Group",
     "GroupStart",
     "Image",
@@ -266,6 +290,7 @@ __all__ = [
     "NoSpace",
     "NotADirectory",
     "NotFound",
+    "OnForward",
     "OrchardError",
     "OutOfRange",
     "OutcomeUnknown",
@@ -278,6 +303,9 @@ __all__ = [
     "PatchResult",
     "PermissionDenied",
     "PlatformError",
+    "PortForward",
+    "PortInUse",
+    "PortRefused",
     "Process",
     "Profile",
     "Progress",
@@ -367,6 +395,8 @@ _MODULES = {
         "PatchFailed",
         "PermissionDenied",
         "PlatformError",
+        "PortInUse",
+        "PortRefused",
         "QuotaExceeded",
         "RecordingIncomplete",
         "SandboxLost",
@@ -451,6 +481,10 @@ _MODULES = {
         "AsyncExecStream",
         "AsyncProcess",
     ),
+    "ports.endpoint": ("AsyncExposedEndpoint",),
+    "ports.forward": ("AsyncPortForward",),
+    "ports.sync": ("ExposedEndpoint", "PortForward"),
+    "ports.types": ("Address", "ForwardEvent", "ForwardState", "OnForward"),
     "profile": (
         "Profile",
         "load_profile",

@@ -156,6 +156,22 @@ class SandboxLost(FailedPrecondition):
         return self.metadata.get("lost_reason") or self.metadata.get("reason", "")
 
 
+class PortRefused(FailedPrecondition, ConnectionRefusedError):
+    """Nothing listens on the port inside the sandbox."""
+
+    default_reason = "PORT_REFUSED"
+    errno = errno.ECONNREFUSED
+
+
+class PortInUse(FailedPrecondition, OSError):
+    """The port that was to be listened on is taken: on this machine (LOCAL_PORT_IN_USE) or inside the sandbox
+    (PORT_IN_USE).
+    """
+
+    default_reason = "PORT_IN_USE"
+    errno = errno.EADDRINUSE
+
+
 class SandboxStartFailed(OrchardError):
     """The sandbox did not become ready; `reason` is the platform's (IMAGE_PULL, UNSCHEDULABLE, AGENT_START, ...)."""
 

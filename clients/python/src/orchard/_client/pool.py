@@ -20,7 +20,12 @@ from orchard.admin.v1 import (
     usage_service_pb2_grpc,
     version_service_pb2_grpc,
 )
-from orchard.exec.v1 import exec_service_pb2_grpc, file_service_pb2_grpc
+from orchard.exec.v1 import (
+    endpoint_service_pb2_grpc,
+    exec_service_pb2_grpc,
+    file_service_pb2_grpc,
+    port_service_pb2_grpc,
+)
 from orchard.judge.v1 import judge_service_pb2_grpc
 from orchard.sandbox.v1 import sandbox_service_pb2_grpc
 from orchard.trajectory.v1 import group_service_pb2_grpc, trajectory_service_pb2_grpc
@@ -57,6 +62,8 @@ class Connection:
     channel: grpc.aio.Channel
     exec: exec_service_pb2_grpc.ExecServiceAsyncStub
     file: file_service_pb2_grpc.FileServiceAsyncStub
+    port: port_service_pb2_grpc.PortServiceAsyncStub
+    endpoint: endpoint_service_pb2_grpc.EndpointServiceAsyncStub
     sandbox: sandbox_service_pb2_grpc.SandboxServiceAsyncStub
     key: key_service_pb2_grpc.KeyServiceAsyncStub
     tenant: tenant_service_pb2_grpc.TenantServiceAsyncStub
@@ -98,6 +105,8 @@ def _connect(profile: Profile, credentials: Credentials | None) -> Connection:
         channel,
         exec=exec_service_pb2_grpc.ExecServiceStub(any_channel),
         file=file_service_pb2_grpc.FileServiceStub(any_channel),
+        port=port_service_pb2_grpc.PortServiceStub(any_channel),
+        endpoint=endpoint_service_pb2_grpc.EndpointServiceStub(any_channel),
         sandbox=sandbox_service_pb2_grpc.SandboxServiceStub(any_channel),
         key=key_service_pb2_grpc.KeyServiceStub(any_channel),
         tenant=tenant_service_pb2_grpc.TenantServiceStub(any_channel),

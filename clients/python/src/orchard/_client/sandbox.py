@@ -13,6 +13,7 @@ from orchard._client.convert import exec_info, sandbox_info
 from orchard._client.execs import Run, describe, new_exec_id, raise_unless_result
 from orchard._client.options import Command, ExecOptions, exec_spec, with_options
 from orchard._client.patches import AsyncPatches
+from orchard._client.ports.methods import AsyncPorts
 from orchard._client.process import AsyncExecStream, AsyncProcess
 from orchard._client.session import Made, Session
 from orchard._client.status import CallFailed
@@ -28,7 +29,7 @@ _REPEATS: Final = 20
 REPLACED: Final = "SANDBOX_REPLACED"
 
 
-class AsyncSandbox(AsyncTransfers, AsyncPatches):
+class AsyncSandbox(AsyncTransfers, AsyncPatches, AsyncPorts):
     """An isolated environment in which commands run and files live.
 
     `async with` deletes it at the end, unless it was only attached to. Every method raises SandboxLost once the

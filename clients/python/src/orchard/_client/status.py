@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
@@ -59,6 +59,8 @@ _BY_REASON: Final[Mapping[str, type[errors.OrchardError]]] = {
             errors.FileExists,
             errors.FilePermissionDenied,
             errors.NoSpace,
+            errors.PortRefused,
+            errors.PortInUse,
         )
     },
 }
@@ -117,6 +119,13 @@ class CallFailed(Exception):  # noqa: N818
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure
+
+
+def call_failed(error: Any, request_id: str) -> CallFailed:
+    """What to raise for gRPC's own error of a call that carried this request id."""
+    trailing = {str(key): value for key, value in error.trailing_metadata() or ()}
+    trailing.setdefault(REQUEST_ID_KEY, request_id)
+    return CallFailed(parse_failure(error.code().name, error.details() or "", trailing))
 
 
 def parse_failure(code: str, message: str, trailing: Mapping[str, str | bytes]) -> Failure:

@@ -11,6 +11,8 @@ from typing import Any, Self, Unpack
 from orchard._client.archive import UnsafeLinks
 from orchard._client.options import Command, ExecOptions, with_options
 from orchard._client.portal import Portal
+from orchard._client.ports.sync import ExposedEndpoint, PortForward
+from orchard._client.ports.types import OnForward
 from orchard._client.process import AsyncExecStream, AsyncProcess
 from orchard._client.sandbox import AsyncSandbox
 from orchard._client.transfers import Progress
@@ -262,6 +264,33 @@ class Sandbox:
     def remove(self, path: str, *, recursive: bool = False, missing_ok: bool = False) -> None:
         """Delete a file, or with `recursive` a directory with all below it."""
         self._portal.run(self._sandbox.remove(path, recursive=recursive, missing_ok=missing_ok))
+
+    def forward(
+        self,
+        port: int,
+        *,
+        local_port: int = 0,
+        bind: str = "127.0.0.1",
+        host: str = "",
+        wait: Seconds = 0.0,
+        on_event: OnForward | None = None,
+    ) -> PortForward:
+        """Make a TCP port of the sandbox one of this machine, while `with` lasts. See AsyncSandbox.forward.
+
+        with sandbox.forward(80) as address:
+            urllib.request.urlopen(address.url)
+        """
+        forward = self._sandbox.forward(port, local_port=local_port, bind=bind, host=host, wait=wait, on_event=on_event)
+        return PortForward(self._portal, forward)
+
+    def expose(self, endpoint: str, port: int = 0) -> ExposedEndpoint:
+        """Make an endpoint of the platform a port on 127.0.0.1 inside the sandbox, while `with` lasts. See
+        AsyncSandbox.expose.
+
+        with sandbox.expose("llm") as address:
+            sandbox.exec("python agent.py", env={"OPENAI_BASE_URL": f"{address.url}/v1"})
+        """
+        return ExposedEndpoint(self._portal, self._sandbox.expose(endpoint, port))
 
     def refresh(self) -> SandboxInfo:
         """Ask the platform how it stands."""

@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from orchard._client.dialogue import Dialogue
 from orchard._client.errors import OrchardError, Unavailable
 from orchard._client.pool import Connection, Pool
 from orchard._client.profile import Profile
 from orchard._client.runtime import grpc_module
-from orchard._client.status import REQUEST_ID_KEY, CallFailed, error_of, parse_failure
+from orchard._client.status import REQUEST_ID_KEY, CallFailed, call_failed, error_of, parse_failure
 from orchard._client.tls import diagnose
 from orchard._client.tracing import Operation, Tracing
 
@@ -191,7 +192,7 @@ class Transport:
             try:
                 return await method(connection)(request, timeout=timeout, metadata=context.metadata)
             except grpc_module().aio.AioRpcError as error:
-                raise _call_failed(error, context) from None
+                raise call_failed(error, context.request_id) from None
 
     async def upload(
         self,
@@ -216,7 +217,7 @@ class Transport:
                     try:
                         response = await call
                     except grpc_module().aio.AioRpcError as error:
-                        raise _call_failed(error, context) from None
+                        raise call_failed(error, context.request_id) from None
             except CallFailed as error:
                 if source.error is not None:
                     raise source.error from None
@@ -248,6 +249,18 @@ class Transport:
             finally:
                 call.cancel()
 
+    @asynccontextmanager
+    async def dialogue(
+        self, method: Callable[[Connection], Callable[..., Any]], context: CallContext
+    ) -> AsyncIterator[Dialogue]:
+        """One attempt of a call with requests and answers at once, without a deadline; cancelled on the way out."""
+        with self._pool.connection() as connection:
+            call = method(connection)(timeout=None, metadata=context.metadata)
+            try:
+                yield Dialogue(call, context)
+            finally:
+                call.cancel()
+
     def reached(self) -> None:
         """Note that the platform answered."""
         self._reached = True
@@ -275,7 +288,7 @@ class Stream:
                     reached = True
                 yield response
         except grpc_module().aio.AioRpcError as error:
-            raise _call_failed(error, self._context) from None
+            raise call_failed(error, self._context.request_id) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not self._interrupted or (task is not None and task.cancelling()):
@@ -320,9 +333,3 @@ class Source:
 def _cause(message: str) -> str:
     """The end of gRPC's own chain of causes, such as "Connection refused"."""
     return message.rpartition(": ")[2] or message
-
-
-def _call_failed(error: Any, context: CallContext) -> CallFailed:
-    trailing = {str(key): value for key, value in error.trailing_metadata() or ()}
-    trailing.setdefault(REQUEST_ID_KEY, context.request_id)
-    return CallFailed(parse_failure(error.code().name, error.details() or "", trailing))

@@ -28,11 +28,6 @@ def payloads(keys: Sequence[int]) -> list[str]:
     return [",".join(map(str, keys[start : start + KEYS_A_NOTICE])) for start in range(0, len(keys), KEYS_A_NOTICE)]
 
 
-def announced(key: sa.ColumnElement[int]) -> sa.ColumnElement[Any]:
-    """A column that tells of a change of the row that a statement returns."""
-    return sa.func.pg_notify(CHANNEL, sa.cast(key, sa.Text))
-
-
 async def changes(engine: AsyncEngine, connected: Callable[[], None]) -> AsyncIterator[list[int]]:
     """Keys of changed trajectories as they change; calls `connected` once none can be missed any more.
 

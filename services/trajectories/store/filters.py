@@ -1,76 +1,79 @@
-"""From a filter and an order to SQL. Every query carries the tenant."""
+"""From a filter and an order to SQL, with its values apart. Every query carries the tenant."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
-import sqlalchemy as sa
+from psycopg.types.json import Jsonb
 
 from services.trajectories.model import Filter, Order
-from services.trajectories.store.tables import TRAJECTORIES
+from services.trajectories.store.tables import COLUMNS, SCHEMA
 
-_T: Final = TRAJECTORIES.c
-TOKENS: Final = _T.prompt_tokens + _T.completion_tokens
-_COLUMNS: Final[dict[Order, sa.ColumnElement[Any]]] = {
-    Order.CREATED: _T.create_time,
-    Order.OUTCOME: _T.outcome_value,
-    Order.TURNS: _T.turns,
+TOKENS: Final = "(prompt_tokens + completion_tokens)"
+_ORDERS: Final = {
+    Order.CREATED: "create_time",
+    Order.OUTCOME: "outcome_value",
+    Order.TURNS: "turns",
     Order.TOKENS: TOKENS,
-    Order.COST: _T.cost_usd,
+    Order.COST: "cost_usd",
 }
+Where = tuple[str, list[Any]]
+"""A condition, and the values of its placeholders."""
 
 
-def conditions(tenant: str, wanted: Filter) -> list[sa.ColumnElement[bool]]:
+def conditions(tenant: str, wanted: Filter) -> Where:
     """What must hold of a row."""
-    found: list[sa.ColumnElement[bool]] = [_T.tenant == tenant]
-    found += [_T[name].in_(values) for name, values in wanted.texts.items() if values]
-    if wanted.statuses:
-        found.append(_T.status.in_(wanted.statuses))
-    if wanted.labels:
-        found.append(_T.labels.contains(dict(wanted.labels)))
-    if wanted.outcome_state is not None:
-        found.append(_T.outcome_state == wanted.outcome_state)
-    for column, limits in ((_T.outcome_value, wanted.outcome), (_T.turns, wanted.turns)):
-        if limits.least is not None:
-            found.append(column >= limits.least)
-        if limits.most is not None:
-            found.append(column <= limits.most)
-    if wanted.tokens_most is not None:
-        found.append(_T.longest_tokens <= wanted.tokens_most)
-    if wanted.created_from is not None:
-        found.append(_T.create_time >= wanted.created_from)
-    if wanted.created_before is not None:
-        found.append(_T.create_time < wanted.created_before)
-    return found
+    texts, values = ["tenant = %s"], [tenant]
 
+    def add(condition: str, value: Any) -> None:
+        if value is not None:
+            texts.append(condition)
+            values.append(value)
 
-def order_value(order: Order) -> sa.ColumnElement[Any]:
-    """What a list is ordered by."""
-    return _COLUMNS[order]
+    for name, allowed in wanted.texts.items():
+        # Of one value an index also gives the order; of an array it does not.
+        if len(allowed) == 1:
+            add(f"{name} = %s", allowed[0])
+        elif allowed:
+            add(f"{name} = ANY(%s)", list(allowed))
+    add("status = ANY(%s)", [status.value for status in wanted.statuses] or None)
+    add("labels @> %s", Jsonb(dict(wanted.labels)) if wanted.labels else None)
+    add("outcome_state = %s", wanted.outcome_state and wanted.outcome_state.value)
+    for column, limits in (("outcome_value", wanted.outcome), ("turns", wanted.turns)):
+        add(f"{column} >= %s", limits.least)
+        add(f"{column} <= %s", limits.most)
+    add("longest_tokens <= %s", wanted.tokens_most)
+    add("create_time >= %s", wanted.created_from)
+    add("create_time < %s", wanted.created_before)
+    return " AND ".join(texts), values
 
 
 def page(
-    where: Sequence[sa.ColumnElement[bool]],
+    where: Where,
     order: Order,
     *,
     ascending: bool,
     without_value: bool,
     after: tuple[Any, int] | None,
     count: int,
-) -> sa.Select[Any]:
+) -> Where:
     """One page in the order of a column and the key, behind the position `after`.
 
     Rows without a value have no place in the order: they are listed by key alone, by a query of their own
     (`without_value`), so that both queries follow an index.
     """
-    column = order_value(order)
-    query = sa.select(TRAJECTORIES, column.label("order_value")).where(*where)
-    keys: list[sa.ColumnElement[Any]] = [_T.key] if without_value else [column, _T.key]
+    column, than, way = _ORDERS[order], ">" if ascending else "<", "ASC" if ascending else "DESC"
+    text, values = where[0], list(where[1])
     if order is Order.OUTCOME:
-        query = query.where(_T.outcome_value.is_(None) if without_value else _T.outcome_value.is_not(None))
-    if after is not None:
-        position = sa.tuple_(*[sa.literal(part, key.type) for part, key in zip(after[-len(keys) :], keys, strict=True)])
-        here = sa.tuple_(*keys)
-        query = query.where(here > position if ascending else here < position)
-    return query.order_by(*(key.asc() if ascending else key.desc() for key in keys)).limit(count)
+        text += f" AND outcome_value IS {'' if without_value else 'NOT '}NULL"
+    if after is not None and without_value:
+        text += f" AND key {than} %s"
+        values.append(after[1])
+    elif after is not None:
+        text += f" AND ({column}, key) {than} (%s, %s)"
+        values += after
+    query = (
+        f"SELECT {COLUMNS}, {column} AS order_value FROM {SCHEMA}.trajectories "  # noqa: S608 (names of our own)
+        f"WHERE {text} ORDER BY {column} {way}, key {way} LIMIT %s"
+    )
+    return query, [*values, count]

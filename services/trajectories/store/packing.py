@@ -9,9 +9,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
-from psycopg import AsyncConnection
-
 from services.common.db import Database
+from services.trajectories.store.rows import Connection, steps_of
 from services.trajectories.store.tables import SCHEMA
 
 _SECONDS: Final = 600.0
@@ -29,13 +28,6 @@ _LOCK: Final = f"""
 _STEPS: Final = (
     f'SELECT trajectory_key, body FROM {SCHEMA}.steps WHERE trajectory_key = ANY(%s) ORDER BY trajectory_key, "index"'  # noqa: S608
 )
-# As many as there is room for, and one at least.
-_PART: Final = f"""
-    SELECT "index", body FROM (
-        SELECT "index", body, sum(octet_length(body)) OVER (ORDER BY "index") - octet_length(body) AS before
-        FROM {SCHEMA}.steps WHERE trajectory_key = %s AND "index" > %s AND "index" <= %s + 2000
-    ) AS part WHERE before < %s ORDER BY "index"
-"""  # noqa: S608
 _PACKED: Final = f"""
     UPDATE {SCHEMA}.trajectories t SET object_name = packed.name, content_hash = packed.hash
     FROM unnest(%s::bigint[], %s::text[], %s::text[]) AS packed (key, name, hash) WHERE t.key = packed.key
@@ -59,7 +51,7 @@ class Packing:
         is_large: whether it is one alone that has more.
     """
 
-    def __init__(self, connection: AsyncConnection[Any], tenants: Mapping[int, str], *, is_large: bool) -> None:
+    def __init__(self, connection: Connection, tenants: Mapping[int, str], *, is_large: bool) -> None:
         self._connection = connection
         self.tenants = tenants
         self.is_large = is_large
@@ -74,8 +66,7 @@ class Packing:
 
     async def part(self, key: int, after: int, most_bytes: int) -> list[tuple[int, bytes]]:
         """Index and body of one trajectory's next steps, behind an index; `most_bytes` or little more."""
-        cursor = await self._connection.execute(_PART, [key, after, after, most_bytes], binary=True)
-        return await cursor.fetchall()
+        return await steps_of(self._connection, key, after, most_bytes)
 
     async def packed(self, packed: Mapping[int, Packed]) -> None:
         """Their steps are in objects, durably: the rows go."""

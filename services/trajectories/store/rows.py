@@ -1,14 +1,16 @@
-"""From rows to values, and the parts of a trajectory that live in tables of their own."""
+"""From rows to values, and the parts of a trajectory that live in tables of their own.
+
+Queries go to the driver itself: what SQLAlchemy costs a statement is more than most of these statements do.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import distinct_on
-from sqlalchemy.ext.asyncio import AsyncConnection
+from psycopg import AsyncConnection
+from psycopg.rows import dict_row
 
 from services.trajectories.model import (
     TEXT_FIELDS,
@@ -20,13 +22,40 @@ from services.trajectories.model import (
     Totals,
     Trajectory,
 )
-from services.trajectories.store.tables import COUNTS, REWARDS, STEP_VALUES, TOOLS
+from services.trajectories.store.tables import COUNTS, SCHEMA
 
 OUTCOME: Final = "outcome"
-Row = sa.RowMapping
+Row = Mapping[str, Any]
+Connection = AsyncConnection[Any]
+_KEY: Final = "trajectory_key, name, judge, rubric"
+_REWARDS: Final = f"""
+    SELECT DISTINCT ON ({_KEY}) {_KEY}, key, state, value, reason, version, details_json, time
+    FROM {SCHEMA}.rewards WHERE trajectory_key = ANY(%s) ORDER BY {_KEY}, key DESC
+"""  # noqa: S608 (names of our own, here and below)
+_VALUE_KEY: Final = 'trajectory_key, "index", name, judge'
+_STEP_VALUES: Final = f"""
+    SELECT DISTINCT ON ({_VALUE_KEY}) {_VALUE_KEY}, value, version
+    FROM {SCHEMA}.step_values WHERE trajectory_key = ANY(%s) ORDER BY {_VALUE_KEY}, key DESC
+"""  # noqa: S608
+_TOOLS: Final = f"SELECT hash, body FROM {SCHEMA}.tools WHERE tenant = %s AND hash = ANY(%s)"  # noqa: S608
+
+# Some at a time: as many as there is room for, and one at least.
+_STEPS: Final = f"""
+    SELECT "index", body FROM (
+        SELECT "index", body, sum(octet_length(body)) OVER (ORDER BY "index") - octet_length(body) AS before
+        FROM {SCHEMA}.steps WHERE trajectory_key = %s AND "index" > %s AND "index" <= %s + 2000
+    ) AS part WHERE before < %s ORDER BY "index"
+"""  # noqa: S608
 
 
-async def trajectories_of(connection: AsyncConnection, rows: Sequence[Row]) -> list[Trajectory]:
+async def fetch(connection: Connection, query: str, values: Sequence[Any] | Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a query, by column."""
+    async with connection.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(query, values)
+        return await cursor.fetchall()
+
+
+async def trajectories_of(connection: Connection, rows: Sequence[Row]) -> list[Trajectory]:
     """Whole values of rows of TRAJECTORIES, with their rewards and tools, in the rows' order."""
     if not rows:
         return []
@@ -35,20 +64,18 @@ async def trajectories_of(connection: AsyncConnection, rows: Sequence[Row]) -> l
     return [trajectory_of(row, rewards.get(row["key"], ()), tools.get(row["tools_hash"], "")) for row in rows]
 
 
-async def newest_step_values(connection: AsyncConnection, keys: Sequence[int]) -> dict[int, list[StepValue]]:
+async def newest_step_values(connection: Connection, keys: Sequence[int]) -> dict[int, list[StepValue]]:
     """The newest value of each step, name and judge, by trajectory."""
-    table = STEP_VALUES.c
-    order = (table.trajectory_key, table["index"], table.name, table.judge)
-    query = (
-        sa.select(STEP_VALUES)
-        .ext(distinct_on(*order))
-        .where(table.trajectory_key.in_(keys))
-        .order_by(*order, table.key.desc())
-    )
     found: dict[int, list[StepValue]] = defaultdict(list)
-    for row in (await connection.execute(query)).mappings():
+    for row in await fetch(connection, _STEP_VALUES, [list(keys)]):
         found[row["trajectory_key"]].append(step_value(row))
     return found
+
+
+async def steps_of(connection: Connection, key: int, after: int, most_bytes: int) -> list[tuple[int, bytes]]:
+    """Index and body of a trajectory's next steps behind an index; `most_bytes` unless one is larger."""
+    cursor = await connection.execute(_STEPS, [key, after, after, most_bytes], binary=True)
+    return await cursor.fetchall()
 
 
 def reward(row: Row) -> Reward:
@@ -71,21 +98,18 @@ def step_value(row: Row) -> StepValue:
     return StepValue(row["index"], row["name"], row["value"], row["judge"], row["version"])
 
 
-async def _newest_rewards(connection: AsyncConnection, keys: Sequence[int]) -> dict[int, list[tuple[int, Reward]]]:
-    table = REWARDS.c
-    order = (table.trajectory_key, table.name, table.judge, table.rubric)
-    query = sa.select(REWARDS).ext(distinct_on(*order)).where(table.trajectory_key.in_(keys))
+async def _newest_rewards(connection: Connection, keys: Sequence[int]) -> dict[int, list[tuple[int, Reward]]]:
     found: dict[int, list[tuple[int, Reward]]] = defaultdict(list)
-    for row in (await connection.execute(query.order_by(*order, table.key.desc()))).mappings():
+    for row in await fetch(connection, _REWARDS, [list(keys)]):
         found[row["trajectory_key"]].append((row["key"], reward(row)))
     return found
 
 
-async def _tools(connection: AsyncConnection, tenant: str, hashes: set[str]) -> dict[str, str]:
+async def _tools(connection: Connection, tenant: str, hashes: set[str]) -> dict[str, str]:
     if not hashes:
         return {}
-    query = sa.select(TOOLS.c.hash, TOOLS.c.body).where(TOOLS.c.tenant == tenant, TOOLS.c.hash.in_(hashes))
-    return {row[0]: row[1] for row in await connection.execute(query)}
+    cursor = await connection.execute(_TOOLS, [tenant, list(hashes)])
+    return {row[0]: row[1] for row in await cursor.fetchall()}
 
 
 def trajectory_of(row: Row, rewards: Sequence[tuple[int, Reward]], tools_json: str) -> Trajectory:

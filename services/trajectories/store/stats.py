@@ -6,20 +6,21 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
-import sqlalchemy as sa
 from orchard.rewards.pass_at_k import pass_all_of_k, pass_at_k, pass_power_k
 
 from services.common.db import Database
 from services.trajectories.model import Dimension, Filter, PassAtK, RewardState, Stats, Status
 from services.trajectories.store import filters
-from services.trajectories.store.tables import TRAJECTORIES
+from services.trajectories.store.rows import Connection
+from services.trajectories.store.tables import SCHEMA
 
-_T: Final = TRAJECTORIES.c
 _ROWS: Final = 1000
+_SCORED: Final = f"outcome_state = {RewardState.SCORED.value}"
+_RESOLVED: Final = f"{_SCORED} AND outcome_value > 0"
 
 
 class StatsStore:
-    """Counts."""
+    """Counts. What they are made of stands in one index, so that no row need be read (migration 0004)."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -28,30 +29,18 @@ class StatsStore:
         self, tenant: str, wanted: Filter, dimension: Dimension, label: str, ks: Sequence[int]
     ) -> list[Stats]:
         """One row for each value of the dimension, most trajectories first."""
-        value = _value(dimension, label)
-        where = filters.conditions(tenant, wanted)
-        scored = _T.outcome_state == RewardState.SCORED
-        resolved = sa.and_(scored, _T.outcome_value > 0)
-        query = (
-            sa.select(
-                value.label("value"),
-                sa.func.count(),
-                sa.func.count().filter(_T.status == Status.OPEN),
-                sa.func.count().filter(_T.status == Status.ABORTED),
-                sa.func.count().filter(scored),
-                sa.func.count().filter(resolved),
-                sa.func.avg(_T.turns),
-                sa.func.avg(filters.TOKENS),
-                sa.func.sum(_T.cost_usd),
-            )
-            .where(*where)
-            .group_by(sa.text("1"))
-            .order_by(sa.text("2 DESC, 1"))
-            .limit(_ROWS)
-        )
-        async with self._database.transaction() as connection:
-            rows = (await connection.execute(query)).all()
-            attempts = await self._attempts(connection, value, where, scored, resolved) if ks else {}
+        where, values = filters.conditions(tenant, wanted)
+        value = _value(dimension)
+        named = [label] if dimension is Dimension.LABEL else []
+        query = f"""
+            SELECT {value}, count(*), count(*) FILTER (WHERE status = {Status.OPEN.value}),
+                count(*) FILTER (WHERE status = {Status.ABORTED.value}), count(*) FILTER (WHERE {_SCORED}),
+                count(*) FILTER (WHERE {_RESOLVED}), avg(turns), avg({filters.TOKENS}), sum(cost_usd)
+            FROM {SCHEMA}.trajectories WHERE {where} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {_ROWS}
+        """  # noqa: S608 (names of our own, here and below)
+        async with self._database.driver(autocommit=True) as connection:
+            rows = await (await connection.execute(query, [*named, *values])).fetchall()
+            attempts = await self._attempts(connection, value, where, [*named, *values]) if ks else {}
         return [
             Stats(
                 value=row[0],
@@ -70,33 +59,25 @@ class StatsStore:
 
     @staticmethod
     async def _attempts(
-        connection: Any, value: Any, where: Any, scored: Any, resolved: Any
+        connection: Connection, value: str, where: str, values: Sequence[Any]
     ) -> dict[str, list[tuple[int, int, int]]]:
         """For each row how many instances had n scored attempts of which c succeeded, as (n, c, instances)."""
-        per_instance = (
-            sa.select(
-                value.label("value"),
-                sa.func.count().label("n"),
-                sa.func.count().filter(resolved).label("c"),
-            )
-            .where(*where, scored, _T.instance_id != "")
-            .group_by(sa.text("1"), _T.dataset, _T.instance_id)
-            .subquery()
-        )
-        query = sa.select(per_instance.c.value, per_instance.c.n, per_instance.c.c, sa.func.count())
+        query = f"""
+            SELECT value, n, c, count(*) FROM (
+                SELECT {value} AS value, count(*) AS n, count(*) FILTER (WHERE {_RESOLVED}) AS c
+                FROM {SCHEMA}.trajectories WHERE {where} AND {_SCORED} AND instance_id <> ''
+                GROUP BY 1, dataset, instance_id
+            ) AS instances GROUP BY 1, 2, 3
+        """  # noqa: S608
         found: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
-        for row in await connection.execute(query.group_by(per_instance.c.value, per_instance.c.n, per_instance.c.c)):
+        for row in await (await connection.execute(query, values)).fetchall():
             found[row[0]].append((row[1], row[2], row[3]))
         return found
 
 
-def _value(dimension: Dimension, label: str) -> sa.ColumnElement[str]:
-    if dimension is Dimension.ALL:
-        return sa.literal_column("''")
-    if dimension is Dimension.LABEL:
-        return sa.func.coalesce(_T.labels[label].astext, "")
-    column: sa.ColumnElement[str] = _T[dimension.value]
-    return column
+def _value(dimension: Dimension) -> str:
+    """What rows are grouped by; of a label, with its name to be given."""
+    return {Dimension.ALL: "''", Dimension.LABEL: "coalesce(labels ->> %s, '')"}.get(dimension, dimension.value)
 
 
 def _pass_at_k(k: int, attempts: Sequence[tuple[int, int, int]]) -> PassAtK:

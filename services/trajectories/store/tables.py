@@ -47,6 +47,9 @@ TRAJECTORIES: Final = sa.Table(
     sa.Column("seal_time", _TIME),
 )
 
+COLUMNS: Final = ", ".join(column.name for column in TRAJECTORIES.c)
+"""Of TRAJECTORIES, for queries to the driver itself."""
+
 STEPS: Final = sa.Table(
     "steps",
     _metadata,

@@ -19,6 +19,10 @@ setup: ## Install everything into .venv and build the launcher
 	@scripts/setup
 	@scripts/build-launcher --optional
 
+.PHONY: rewards
+rewards: setup ## From example attempts to rewards, credit, groups and training files, with a scripted judge
+	@ORCHARD_JUDGES_FILE=examples/rewards/judges.json $(BIN)/orchard with-platform -- $(BIN)/python examples/rewards/whole_path.py build/rewards
+
 .PHONY: demo
 demo: setup ## Evaluate candidate patches on example tasks, each in its own sandbox
 	@$(BIN)/orchard demo

@@ -157,7 +157,10 @@ def _scores(reading: Reading) -> list[judge_pb2.CriterionScore]:
 
 def _values(reading: Reading, verdict: Verdict) -> list[judge_pb2.StateValue]:
     steps = verdict.action_steps
-    return [judge_pb2.StateValue(state=state, step_index=steps[state], value=value) for state, value in reading.values]
+    return [
+        judge_pb2.StateValue(state=state, step_index=steps[state], value=value, final=state == len(steps) - 1)
+        for state, value in reading.values
+    ]
 
 
 def _reason(reading: Reading) -> str:

@@ -9,7 +9,7 @@ import typer
 
 from services.local.images import image
 
-__all__ = ["demo", "image", "up"]
+__all__ = ["demo", "image", "up", "with_platform"]
 
 
 def up(  # noqa: PLR0917 (options of the command line)
@@ -100,3 +100,16 @@ def demo(
         output=output or DEFAULT_OUTPUT,
     )
     raise typer.Exit(run(options))
+
+
+def with_platform(
+    command: Annotated[list[str], typer.Argument(help="A program with arguments, after --.", metavar="COMMAND...")],
+) -> None:
+    """Run a program against a platform of its own, which is gone with its data when the program ends.
+
+    For tests, examples and CI: `orchard with-platform -- pytest tests`. The program finds the platform by itself, by
+    ORCHARD_ENDPOINT and ORCHARD_API_KEY; its exit code is the command's.
+    """
+    from services.local.demo.with_platform import run
+
+    raise typer.Exit(run(command))

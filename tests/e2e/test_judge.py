@@ -114,6 +114,25 @@ async def test_a_batch_goes_on_where_it_was_and_its_verdicts_are_calibrated(clie
     assert any(one.judge == "scripted" and one.usage.calls for one in await client.judge.usage())
 
 
+def test_items_may_be_made_with_the_client_itself(platform: PlatformProcess) -> None:
+    """A generator that calls the synchronous client, for a batch of that client."""
+    batch_id = f"b-{secrets.token_hex(4)}"
+    names = [f"{batch_id}-{number}" for number in range(3)]
+    with orchard.SandboxClient(endpoint=platform.endpoint, api_key=platform.api_key) as client:
+        for name in names:
+            with client.record(name, trajectory_id=name) as trajectory:
+                trajectory.add(*STEPS)
+        items = ((name, client.judge.of_trajectory(name)) for name in names)
+        assert sorted(item.item_id for item in client.judge.batch(batch_id, items)) == names
+
+
+async def test_a_value_curve_becomes_values_of_steps(client: orchard.AsyncSandboxClient) -> None:
+    verdict = await client.judge.run(asked("value_curve", resolved=False))
+    ((state, value),) = [(one.state, one.value) for one in verdict.values]
+    assert [(one.index, one.name, one.value) for one in verdict.step_values()] == [(1, "value", value)]
+    assert (state, verdict.reward().name) == (0, "value_curve")
+
+
 async def test_an_iterator_that_fails_ends_its_batch_with_its_own_error(client: orchard.AsyncSandboxClient) -> None:
     async def items() -> AsyncIterator[tuple[str, Judgement]]:
         yield "i0", asked()

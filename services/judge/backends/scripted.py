@@ -12,7 +12,7 @@ from typing import Any
 
 from services.judge.answers.reading import Finish
 from services.judge.backends.base import Ask, Reply
-from services.judge.backends.settings import JudgeSettings
+from services.judge.backends.settings import JudgeSettings, ScriptRule
 from services.judge.model import Kind
 from services.judge.prompting.schemas import CHOICES, verdict_key
 
@@ -35,7 +35,7 @@ class Scripted:
             "reasoning": why,
             "evidence": sorted(ask.prompt.steps)[-1:],
             "abstain": bool(rule and rule.abstain),
-            verdict_key(ask.kind): _verdict(ask, score),
+            verdict_key(ask.kind): _verdict(ask, score, rule),
         }
         text = json.dumps(answer)
         return Reply(
@@ -51,14 +51,16 @@ class Scripted:
         """See Backend."""
 
 
-def _verdict(ask: Ask, score: float) -> Any:
+def _verdict(ask: Ask, score: float, rule: ScriptRule | None) -> Any:
     if ask.kind is Kind.PAIRWISE:
         return "tie"
     if ask.kind in CHOICES:
         yes, no = CHOICES[ask.kind]
         return yes if score >= 0.5 else no
     if ask.kind is Kind.VALUE_CURVE:
-        return [{"state": 0, "value": score}]
+        values = (rule and rule.values) or {0: score}
+        return [{"state": state, "value": value} for state, value in sorted(values.items())]
     criteria = ask.prompt.schema["properties"]["scores"]["properties"]
     rounded = round(round(score / ask.step) * ask.step, 1)
-    return {name: {"reason": "scripted", "score": rounded} for name in criteria}
+    given = rule.scores if rule else {}
+    return {name: {"reason": "scripted", "score": given.get(name, rounded)} for name in criteria}

@@ -29,6 +29,8 @@ class ScriptRule(BaseModel):
 
     contains: str = Field(description="Part of the instruction; of the task alone, never of what an agent wrote.")
     score: float = Field(ge=0, le=1, description="What it gives: from 0.5 on a success, each criterion on its grid.")
+    scores: dict[str, float] = Field(default_factory=dict, description="By criterion, instead of the score.")
+    values: dict[int, float] = Field(default_factory=dict, description="By state of a value curve.")
     abstain: bool = False
 
 

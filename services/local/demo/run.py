@@ -6,13 +6,9 @@ import asyncio
 import json
 import os
 import secrets
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,15 +19,13 @@ from rich.console import Console
 from services.local.demo.datasets import write_datasets
 from services.local.demo.evaluate import Outcome, evaluate, load_now, patience
 from services.local.demo.interrupts import Interrupts
+from services.local.demo.own_platform import PlatformStartError, own_platform
 from services.local.demo.rollouts import Rollouts
 from services.local.demo.screen import Screen, show_table
 from services.local.demo.tasks import Task, TaskError, load_tasks
 
 DEFAULT_OUTPUT: Final = Path(__file__).parents[3] / "build" / "demo"
 DEFAULT_TASKS: Final = Path(__file__).parents[3] / "examples" / "tasks"
-_START_SECONDS: Final = 60.0
-_STOP_SECONDS: Final = 60.0
-_LOOK_SECONDS: Final = 0.1  # how often a wait looks whether it was interrupted
 _PLAIN_WIDTH: Final = 140  # of the table where no terminal gives one
 
 
@@ -52,10 +46,6 @@ class DemoOptions:
     running: bool
     as_json: bool
     output: Path
-
-
-class PlatformStartError(Exception):
-    """The demo's own platform did not start; the message is its log."""
 
 
 def run(options: DemoOptions) -> int:
@@ -87,7 +77,7 @@ def _evaluate(options: DemoOptions, interrupts: Interrupts, console: Console) ->
         repositories = _build(tasks, Path(folder), interrupts, console)
         if options.running:
             return interrupts.run(_evaluate_all({}, tasks, repositories, options, console))
-        with _own_platform(interrupts, console) as (endpoint, api_key):
+        with own_platform(interrupts, console) as (endpoint, api_key):
             connection = {"endpoint": endpoint, "api_key": api_key}
             return interrupts.run(_evaluate_all(connection, tasks, repositories, options, console))
 
@@ -164,74 +154,6 @@ async def _close(client: orchard.AsyncSandboxClient, console: Console) -> None:
         await client.close()
     except orchard.OrchardError as error:
         console.print(f"[bold red]demo:[/] {error}", highlight=False)
-
-
-@contextmanager
-def _own_platform(interrupts: Interrupts, console: Console) -> Iterator[tuple[str, str]]:
-    """A platform with a data directory of its own, gone at the end; gives its endpoint and API key."""
-    with tempfile.TemporaryDirectory(prefix="orchard-demo-") as folder:
-        log = Path(folder, "log")
-        ready, ready_end = os.pipe()
-        # Should this process be killed, the platform sees the end of its lifeline and stops.
-        lifeline_end, lifeline = os.pipe()
-        command = [sys.executable, "-m", "services.local", "up", "--data-dir", f"{folder}/data"]
-        command += ["--listen", "127.0.0.1:0", "--ready-fd", str(ready_end), "--lifeline-fd", str(lifeline_end)]
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(ready_end, lifeline_end),
-                env={**os.environ, "ORCHARD_CONFIG_DIR": f"{folder}/config"},
-                start_new_session=True,  # Ctrl-C is for this process, which then stops the platform in order
-            )
-            os.close(ready_end)
-            os.close(lifeline_end)
-        interrupts.hurry = lambda: process.send_signal(signal.SIGINT)
-        try:
-            with console.status("starting the platform"):
-                facts = _read_facts(ready, interrupts)
-            if facts is None:
-                _stop(process)
-                raise PlatformStartError(f"the platform did not start:\n{log.read_text(errors='replace')}")
-            profile: dict[str, Any] = json.loads(Path(folder, "config", "profile.json").read_text())
-            yield profile["endpoint"], profile["api_key"]
-        finally:
-            os.close(lifeline)
-            with console.status("stopping the platform"):
-                _stop(process)
-
-
-def _read_facts(ready: int, interrupts: Interrupts) -> dict[str, Any] | None:
-    """The line that says that all is up; None if the platform ended without it, or does not come up."""
-    import select
-
-    text = b""
-    with os.fdopen(ready, "rb", buffering=0) as pipe:
-        deadline = time.monotonic() + _START_SECONDS
-        while not text.endswith(b"\n"):
-            interrupts.check()
-            if time.monotonic() > deadline:
-                return None
-            if not select.select([pipe], [], [], _LOOK_SECONDS)[0]:
-                continue
-            data = pipe.read(4096)
-            if not data:
-                return None
-            text += data
-    facts: dict[str, Any] = json.loads(text)
-    return facts
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-    try:
-        process.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:

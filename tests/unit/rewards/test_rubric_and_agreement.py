@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from orchard.rewards.agreement import Confusion, confusion
-from orchard.rewards.rubric import SOFTWARE_ENGINEERING, Rubric, combine, process_reward
+from orchard.rewards.rubric import SOFTWARE_ENGINEERING, Rubric, combine, process_reward, process_score
+from orchard.rewards.scores import Abstained, Excluded, Scored
 
 NAMES = list(SOFTWARE_ENGINEERING.weights)
 WORKED = dict(zip(NAMES, [0.8, 1, 0.5, 0.7, 0.6, 1, 0.9], strict=True))
@@ -15,6 +16,15 @@ def test_the_weighted_sum_and_the_reward() -> None:
     assert process == pytest.approx(0.795, abs=1e-9)
     assert process_reward(resolved=True, process=process) == pytest.approx(1.3975, abs=1e-9)
     assert process_reward(resolved=False, process=process) == pytest.approx(-0.6025, abs=1e-9)
+
+
+def test_the_reward_of_scores_is_a_number_only_where_both_are() -> None:
+    assert process_score(Scored(1), Scored(0.795)) == Scored(1.3975)
+    assert process_score(Scored(0), Scored(0.795)) == Scored(-0.6025)
+    assert process_score(Scored(1), Excluded("JUDGE_TIMEOUT")) == Excluded("JUDGE_TIMEOUT")
+    assert process_score(Abstained("VOTES_TIED"), Scored(0.5)) == Abstained("VOTES_TIED")
+    # What the platform broke outweighs what a judge would not decide.
+    assert process_score(Abstained("VOTES_TIED"), Excluded("SANDBOX_LOST")) == Excluded("SANDBOX_LOST")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -161,6 +161,9 @@ if TYPE_CHECKING:
     from orchard._client.trajectories.recording import (
         AsyncRecording,
     )
+    from orchard._client.trajectories.shaping import (
+        process_reward_of,
+    )
     from orchard._client.trajectories.sync import (
         Recording,
         Trajectories,
@@ -360,6 +363,7 @@ __all__ = [
     "Vote",
     "WriterConflict",
     "load_profile",
+    "process_reward_of",
 ]
 
 _MODULES = {
@@ -449,6 +453,7 @@ _MODULES = {
     ),
     "trajectories.options": ("TrajectoryFilter", "TrajectoryOptions"),
     "trajectories.recording": ("AsyncRecording",),
+    "trajectories.shaping": ("process_reward_of",),
     "trajectories.sync": ("Recording", "Trajectories", "Trajectory"),
     "trajectories.types": (
         "Annotation",

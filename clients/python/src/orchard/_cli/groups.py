@@ -10,7 +10,7 @@ import typer
 from orchard._cli.output import Json, age, client, moment, print_json, seconds, show, table
 
 if TYPE_CHECKING:
-    from orchard import Group
+    from orchard import Group, TrajectoryInfo
 
 groups = typer.Typer(
     help="The attempts at one prompt that a trainer compares: ask for them, report them, see what they teach.",
@@ -184,6 +184,19 @@ def claim(  # noqa: PLR0917 (options of the command line)
         typer.echo(f"{sample.group_id} {sample.index} {sample.task.instance_id}".rstrip())
 
 
+def _reward_of(info: TrajectoryInfo, name: str) -> tuple[float | None, str | None]:
+    """A trajectory's reward of a name, or why it has no number."""
+    from orchard._client.trajectories.shaping import newest_reward
+
+    found = newest_reward(info, name)
+    if found is None:
+        known = ", ".join(sorted({one.name for one in info.rewards})) or "none"
+        raise typer.BadParameter(
+            f"{info.trajectory_id} has no reward {name!r}; it has {known}", param_hint="--reward-of"
+        )
+    return (None, found.reason or str(found.state)) if found.value is None else (found.value, None)
+
+
 @groups.command("report")
 def report(  # noqa: PLR0917 (options of the command line)
     group: GroupId,
@@ -192,6 +205,9 @@ def report(  # noqa: PLR0917 (options of the command line)
     unscored: Annotated[
         str | None, typer.Option("--unscored", help="No reward: aborted or excluded, for this reason.")
     ] = None,
+    reward_of: Annotated[
+        str | None, typer.Option("--reward-of", help="The reward of this name that its trajectory has.", metavar="NAME")
+    ] = None,
     outcome: Annotated[
         str, typer.Option("--outcome", help="positive or negative, where the reward's sign does not say it.")
     ] = "",
@@ -199,11 +215,15 @@ def report(  # noqa: PLR0917 (options of the command line)
     json: Json = False,
 ) -> None:
     """Tell what a sample came to; prints which samples to start, which to cancel, and the verdict of a closed group."""
-    if (reward is None) == (unscored is None):
-        raise typer.BadParameter("give one of --reward and --unscored", param_hint="--reward")
+    if sum(one is not None for one in (reward, unscored, reward_of)) != 1:
+        raise typer.BadParameter("give one of --reward, --reward-of and --unscored", param_hint="--reward")
     if unscored is not None and outcome:
         raise typer.BadParameter("goes with --reward", param_hint="--outcome")
+    if reward_of is not None and not trajectory:
+        raise typer.BadParameter("--reward-of needs the trajectory that has it", param_hint="--trajectory")
     with client() as api:
+        if reward_of is not None:
+            reward, unscored = _reward_of(api.trajectories.get(trajectory), reward_of)
         after = api.trajectories.groups.report(
             group, sample, reward=reward, outcome=outcome, trajectory_id=trajectory, reason=unscored or ""
         )

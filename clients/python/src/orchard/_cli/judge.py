@@ -39,8 +39,16 @@ Instruction = Annotated[
 Fresh = Annotated[bool, typer.Option("--fresh", help="Judge anew, whatever is stored.")]
 CostLimit = Annotated[float, typer.Option("--max-usd", min=0, help="What it may cost in all. 0: no limit.")]
 TokenLimit = Annotated[int, typer.Option("--max-tokens", min=0, help="Tokens that it may take in all. 0: no limit.")]
-Keep = Annotated[bool, typer.Option("--keep", help="Add the verdict to the trajectory, as a reward.")]
-Name = Annotated[str, typer.Option("--name", help="With --keep: what the reward is.")]
+Keep = Annotated[
+    bool,
+    typer.Option("--keep", help="Add the verdict to the trajectory: as a reward, or a value curve as values."),
+]
+Name = Annotated[
+    str,
+    typer.Option(
+        "--name", help="With --keep: what the reward is. Default: outcome, process of a rubric, else the kind."
+    ),
+]
 
 
 @judge.command("run")
@@ -55,7 +63,7 @@ def run(  # noqa: PLR0917 (options of the command line)
     max_tokens: TokenLimit = 0,
     fresh: Fresh = False,
     keep: Keep = False,
-    name: Name = "outcome",
+    name: Name = "",
     json: Json = False,
 ) -> None:
     """Judge a trajectory. Ends with exit code 1 where there is no verdict because the judge failed."""
@@ -64,7 +72,7 @@ def run(  # noqa: PLR0917 (options of the command line)
         with waiting("the judge reads", quiet=json):
             verdict = api.judge.run(api.judge.of_trajectory(trajectory, kind, **given))
         if keep:
-            api.trajectories.annotate(trajectory, rewards=verdict.reward(name))
+            api.trajectories.annotate(trajectory, **_kept(verdict, name))
     _end(verdict, verdict.state if verdict.value is None else f"{verdict.value:g}", json=json)
 
 
@@ -112,7 +120,7 @@ def batch(  # noqa: PLR0917 (options of the command line)
     max_tokens: TokenLimit = 0,
     fresh: Fresh = False,
     keep: Keep = False,
-    name: Name = "outcome",
+    name: Name = "",
     json: Json = False,
 ) -> None:
     """Judge many trajectories: by id, by filter, or all. With --json a line for each verdict, as it is reached.
@@ -126,7 +134,7 @@ def batch(  # noqa: PLR0917 (options of the command line)
     batch_id = batch_id or f"batch-{secrets.token_hex(4)}"
     print(f"batch {batch_id}", file=sys.stderr)  # noqa: T201
     given = _given(judges, rubric, votes, instruction, fresh)
-    work = _batch(batch_id, filters, kind, given, _Told(name if keep else "", json=json), max_tokens, max_usd)
+    work = _batch(batch_id, filters, kind, given, _Told(name if keep else None, json=json), max_tokens, max_usd)
     progress = asyncio.run(work)
     if json:
         return
@@ -197,10 +205,17 @@ def _given(
     return given if instruction is None else given | {"instruction": instruction}
 
 
-class _Told:
-    """What is said of each verdict of a batch. `reward`: the name under which it is kept; empty: it is not."""
+def _kept(verdict: Verdict, name: str) -> dict[str, Any]:
+    """What a trajectory keeps of a verdict: its reward, or of a value curve the values of its steps."""
+    if verdict.kind == "value_curve" and verdict.values:
+        return {"values": verdict.step_values()}
+    return {"rewards": verdict.reward(name)}
 
-    def __init__(self, reward: str, *, json: bool) -> None:
+
+class _Told:
+    """What is said of each verdict of a batch. `reward`: its name where it is kept; empty: the usual one."""
+
+    def __init__(self, reward: str | None, *, json: bool) -> None:
         self.reward = reward
         self.json = json
         self.count = 0
@@ -210,10 +225,10 @@ class _Told:
         """One more."""
         self.count += 1
         self.cost += verdict.usage.cost_usd
-        if self.reward:
+        if self.reward is not None:
             # The same for a repeat of the batch, so that a verdict is added once.
-            annotation = f"{verdict.verdict_id}-{self.reward}"[:128]
-            await api.trajectories.annotate(item_id, rewards=verdict.reward(self.reward), annotation_id=annotation)
+            annotation = f"{verdict.verdict_id}-{self.reward}".rstrip("-")[:128]
+            await api.trajectories.annotate(item_id, annotation_id=annotation, **_kept(verdict, self.reward))
         if self.json:
             print_json({"item_id": item_id, "verdict": verdict})
 

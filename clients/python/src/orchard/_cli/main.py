@@ -13,7 +13,19 @@ except ImportError:  # an installation without the extra
 
 from typer.core import TyperGroup
 
-from orchard._cli import admin, audit, commands, copying, execution, groups, judge, plugins, tenants, trajectory_files
+from orchard._cli import (
+    admin,
+    audit,
+    commands,
+    copying,
+    execution,
+    groups,
+    judge,
+    plugins,
+    tenants,
+    trajectory_files,
+    trajectory_rewards,
+)
 from orchard._cli.output import fail
 
 
@@ -87,6 +99,8 @@ app.command()(admin.usage)
 app.command()(audit.audit)
 app.add_typer(admin.keys, name="keys")
 app.add_typer(tenants.tenants, name="tenants")
+trajectory_files.trajectories.command("process-reward")(trajectory_rewards.process_reward)
+trajectory_files.trajectories.command("credit")(trajectory_rewards.credit)
 app.add_typer(trajectory_files.trajectories, name="trajectories")
 app.add_typer(groups.groups, name="groups")
 app.add_typer(judge.judge, name="judge")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from orchard.rewards.scores import exact
+from orchard.rewards.scores import Excluded, Score, Scored, exact
 
 _GRID: Final = 10
 
@@ -76,6 +76,17 @@ def process_reward(*, resolved: bool, process: float, alpha: float = 0.5) -> flo
     if not 0 <= exact(process) <= 1:
         raise ValueError(f"process must lie between 0 and 1, not at {process!r}")
     return float((1 if resolved else -1) + exact(alpha) * exact(process))
+
+
+def process_score(outcome: Score, process: Score, *, alpha: float = 0.5) -> Score:
+    """`process_reward` of scores: a number only where both are numbers. An outcome above 0 is a success.
+
+    Where one is none, so is the result: excluded if either is, with the first reason.
+    """
+    if isinstance(outcome, Scored) and isinstance(process, Scored):
+        return Scored(process_reward(resolved=outcome.value > 0, process=process.value, alpha=alpha))
+    without = [score for score in (outcome, process) if not isinstance(score, Scored)]
+    return next((score for score in without if isinstance(score, Excluded)), without[0])
 
 
 def _on_grid(name: str, score: object) -> Fraction:

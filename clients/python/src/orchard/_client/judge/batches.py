@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from orchard._client.judge import convert
@@ -112,9 +112,14 @@ class _Feed:
             if isinstance(items, AsyncIterable):
                 async for item in items:
                     await self._give(item)
-            else:
+            elif isinstance(items, (Mapping, Sequence)):
                 for item in items.items() if isinstance(items, Mapping) else items:
                     await self._give(item)
+            else:
+                # What makes them may take its time, and may call the synchronous client.
+                iterator = iter(items)
+                while (made := await asyncio.to_thread(next, iterator, None)) is not None:
+                    await self._give(made)
         except Exception as error:  # noqa: BLE001 (raised where the requests are made)
             self._error = error
         self._ended = True

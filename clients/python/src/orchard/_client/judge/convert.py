@@ -133,7 +133,7 @@ def verdict_of(message: pb.Verdict) -> types.Verdict:
         reason=message.reason,
         message=message.message,
         scores={score.name: score.score for score in message.scores},
-        values=tuple(types.StateEstimate(one.state, one.step_index, one.value) for one in message.values),
+        values=tuple(map(_estimate_of, message.values)),
         passed=message.passed if message.HasField("passed") else None,
         votes=tuple(map(_vote_of, message.votes)),
         provenance=_provenance_of(message.provenance),
@@ -217,13 +217,17 @@ def _vote_of(message: pb.Vote) -> types.Vote:
         reason=message.reason,
         message=message.message,
         scores={score.name: score.score for score in message.scores},
-        values=tuple(types.StateEstimate(one.state, one.step_index, one.value) for one in message.values),
+        values=tuple(map(_estimate_of, message.values)),
         reasoning=message.reasoning,
         evidence=tuple(message.evidence),
         answers=tuple(message.answers),
         usage=usage_of(message.usage),
         latency_seconds=duration_seconds(message.latency),
     )
+
+
+def _estimate_of(message: pb.StateValue) -> types.StateEstimate:
+    return types.StateEstimate(message.state, message.step_index, message.value, message.final)
 
 
 def _provenance_of(message: pb.Provenance) -> types.Provenance:

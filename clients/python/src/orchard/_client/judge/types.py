@@ -6,9 +6,9 @@ import datetime as dt
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from orchard._client.trajectories.types import Reward, RewardState
+from orchard._client.trajectories.types import Reward, RewardState, StepValue
 from orchard._client.trajectories.writer import AnyStep
 
 
@@ -102,11 +102,14 @@ class JudgeUsage:
 
 @dataclass(frozen=True)
 class StateEstimate:
-    """The judged chance of success when `state` actions were done; `step_index` is the action that follows."""
+    """The judged chance of success when `state` actions were done."""
 
     state: int
     step_index: int
+    """The step of the action that follows; of the last state the number of steps."""
     value: float
+    final: bool = False
+    """It is the last state: no action follows."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,13 @@ class Provenance:
     """What was left out of the prompt: part, step (-1: of none), size, and how much of it was shown."""
 
 
+_REWARDS: Final = {
+    JudgementKind.OUTCOME: "outcome",
+    JudgementKind.GUI_SUCCESS: "outcome",
+    JudgementKind.RUBRIC: "process",
+}
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What came of a judgement."""
@@ -184,19 +194,38 @@ class Verdict:
     """It was found and not judged anew."""
     create_time: dt.datetime | None
 
-    def reward(self, name: str = "outcome") -> Reward:
-        """The verdict as a reward for `client.trajectories.annotate`: what is excluded stays excluded."""
-        judges = ",".join(dict.fromkeys(vote.judge for vote in self.votes))
+    def reward(self, name: str = "") -> Reward:
+        """The verdict as a reward for `client.trajectories.annotate`: what is excluded stays excluded.
+
+        Args:
+            name: what the reward is. Default: "outcome" where the question was whether the agent did its task,
+                "process" of a rubric, else the kind: nothing but an outcome says what is a success.
+        """
         return Reward(
-            name,
+            name or _REWARDS.get(self.kind, str(self.kind)),
             self.state,
             self.value,
             reason=self.reason,
-            judge=judges,
+            judge=self._judges(),
             rubric=self.provenance.rubric,
             version=self.provenance.prompt_version,
             details={"verdict_id": self.verdict_id, "scores": dict(self.scores)},
         )
+
+    def step_values(self, name: str = "value") -> tuple[StepValue, ...]:
+        """The curve of VALUE_CURVE for `client.trajectories.annotate`; without a curve nothing.
+
+        Each value stands at the action that its state comes before. That of the last state is called `final_value` and
+        stands at the last step.
+        """
+        judge, version = self._judges(), self.provenance.prompt_version
+        return tuple(
+            StepValue(one.step_index - one.final, f"final_{name}" if one.final else name, one.value, judge, version)
+            for one in self.values
+        )
+
+    def _judges(self) -> str:
+        return ",".join(dict.fromkeys(vote.judge for vote in self.votes))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from orchard.data.errors import NoExampleError
 from orchard.data.record import Record, is_message, parent_of
-from orchard.rewards.credit import interpolate_values, rise_segments, unresolved_mask
+from orchard.rewards.credit import RiseSegment, interpolate_values, rise_segments, unresolved_mask
 from orchard.trajectory.v1 import trajectory_pb2 as pb
 
 VALUE = "value"
@@ -94,33 +94,56 @@ def rises(record: Record) -> list[Conversation]:
     found = conversations(record)
     if record.resolved:
         return found
-    values, final = record.values_named(VALUE), record.values_named(FINAL_VALUE)
-    if not values and not final:
+    if not record.values_named(VALUE) and not record.values_named(FINAL_VALUE):
         raise NoExampleError("it is unresolved and has no values")
-    kept = [cut for conversation in found if (cut := _rising(record, conversation, values, final))]
+    kept = [cut for conversation in found if (cut := _rising(record, conversation))]
     if not kept:
         raise NoExampleError("it is unresolved and no action raised its value")
     return kept
 
 
-def _rising(
-    record: Record, conversation: Conversation, values: dict[int, float], final: dict[int, float]
-) -> Conversation | None:
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """How likely a success was in each state of a conversation. T actions have T + 1 states.
+
+    Attributes:
+        actions: indices of the steps that are actions.
+        values: V of each state, 0 to 1; linear between given ones, constant outside of them.
+        segments: maximal runs of actions that each raised it by at least 0.05.
+    """
+
+    actions: tuple[int, ...]
+    values: tuple[float, ...]
+    segments: tuple[RiseSegment, ...]
+
+
+def curve_of(record: Record, conversation: Conversation) -> Curve | None:
+    """The values of a conversation; None where it has none.
+
+    Raises:
+        NoExampleError: they cannot be.
+    """
     actions = [index for index in conversation.path if is_action(record.steps[index])]
-    states = _states(conversation.path, actions, values)
-    for value in final.values():
+    states = _states(conversation.path, actions, record.values_named(VALUE))
+    for value in record.values_named(FINAL_VALUE).values():
         if states.setdefault(len(actions), value) != value:
             raise NoExampleError("its final state has two different values")
     if not states:
         return None
     try:
-        mask = unresolved_mask(rise_segments(interpolate_values(sorted(states.items()), len(actions))))
+        values = interpolate_values(sorted(states.items()), len(actions))
     except ValueError as error:
         raise NoExampleError(f"its values cannot be: {error}") from None
-    if mask is None:
+    return Curve(tuple(actions), tuple(values), tuple(rise_segments(values)))
+
+
+def _rising(record: Record, conversation: Conversation) -> Conversation | None:
+    curve = curve_of(record, conversation)
+    mask = unresolved_mask(curve.segments) if curve else None
+    if curve is None or mask is None:
         return None
-    rising = {action for action, loss in zip(actions, mask.loss, strict=False) if loss}
-    end = conversation.path.index(actions[mask.kept - 1]) + 1
+    rising = {action for action, loss in zip(curve.actions, mask.loss, strict=False) if loss}
+    end = conversation.path.index(curve.actions[mask.kept - 1]) + 1
     owned = dict(zip(conversation.path, conversation.loss, strict=True))
     loss = tuple(index in rising and owned[index] for index in conversation.path[:end])
     return Conversation(conversation.number, conversation.path[:end], loss) if any(loss) else None

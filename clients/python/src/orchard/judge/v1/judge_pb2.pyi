@@ -445,22 +445,26 @@ class StateValue(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     STEP_INDEX_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
+    FINAL_FIELD_NUMBER: _builtins.int
     state: _builtins.int
     """The state: so many actions were done."""
     step_index: _builtins.int
     """The step of the action that follows; of the last state the number of steps."""
     value: _builtins.float
     """The value, 0 to 1."""
+    final: _builtins.bool
+    """Whether it is the last state: no action follows."""
     def __init__(
         self,
         *,
         state: _builtins.int = ...,
         step_index: _builtins.int = ...,
         value: _builtins.float = ...,
+        final: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state", "step_index", b"step_index", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["final", b"final", "state", b"state", "step_index", b"step_index", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,7 +14,13 @@ from orchard.admin.v1 import (
     usage_service_pb2_grpc,
     version_service_pb2_grpc,
 )
-from orchard.exec.v1 import exec_service_pb2, file_service_pb2, port_service_pb2
+from orchard.exec.v1 import (
+    endpoint_service_pb2,
+    endpoint_service_pb2_grpc,
+    exec_service_pb2,
+    file_service_pb2,
+    port_service_pb2,
+)
 from orchard.judge.v1 import judge_service_pb2
 from orchard.sandbox.v1 import sandbox_service_pb2
 from orchard.trajectory.v1 import group_service_pb2, trajectory_service_pb2
@@ -35,12 +41,14 @@ from services.gateway import keys as api_keys
 from services.gateway.agents_client import Agents
 from services.gateway.audit import AuditLog
 from services.gateway.couriers import ActivityReporter, SecretCourier, UsageRecorder
+from services.gateway.endpoints_client import Endpoints
 from services.gateway.keys import Keys
 from services.gateway.node_client import NodeImages
 from services.gateway.proxy import AgentProxy, PrincipalProxy, ServiceProxy
 from services.gateway.scheduler_client import SchedulerClient
 from services.gateway.servicer import CreateServicer, KeyServicer, UsageServicer, VersionServicer, usage_terms
 from services.gateway.servicer_audit import AuditServicer
+from services.gateway.servicer_endpoints import EndpointServicer
 from services.gateway.servicer_tenants import TenantServicer
 from services.gateway.settings import GatewaySettings
 from services.gateway.store import GatewayStore
@@ -54,11 +62,13 @@ _PORTS = port_service_pb2.DESCRIPTOR.services_by_name["PortService"]
 _TRAJECTORIES = trajectory_service_pb2.DESCRIPTOR.services_by_name["TrajectoryService"]
 _GROUPS = group_service_pb2.DESCRIPTOR.services_by_name["GroupService"]
 _JUDGE = judge_service_pb2.DESCRIPTOR.services_by_name["JudgeService"]
+_ENDPOINTS = endpoint_service_pb2.DESCRIPTOR.services_by_name["EndpointService"]
 SERVICE_NAMES = (
     _SANDBOX.full_name,
     _EXEC.full_name,
     _FILES.full_name,
     _PORTS.full_name,
+    _ENDPOINTS.full_name,
     "orchard.admin.v1.KeyService",
     "orchard.admin.v1.TenantService",
     "orchard.admin.v1.ImageService",
@@ -134,10 +144,15 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
         proxies.append(PrincipalProxy(judge, signer, telemetry, _JUDGE))
     server.grpc_server.add_generic_rpc_handlers(tuple(proxies))
 
+    endpoints = Endpoints(agents, settings.endpoints())
+
     def end_streams() -> None:
+        endpoints.end_streams()
         for proxy in proxies:
             proxy.end_streams()
 
+    endpoint_servicer = EndpointServicer(agents, endpoints)
+    endpoint_service_pb2_grpc.add_EndpointServiceServicer_to_server(endpoint_servicer, server.grpc_server)
     key_service_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(keys), server.grpc_server)
     tenant_service_pb2_grpc.add_TenantServiceServicer_to_server(TenantServicer(tenants), server.grpc_server)
     image_service_pb2_grpc.add_ImageServiceServicer_to_server(images, server.grpc_server)

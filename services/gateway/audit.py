@@ -42,6 +42,7 @@ CHANGES: Final = frozenset(
         *(_SANDBOXES + name for name in ("CreateSandbox", "UpdateSandbox", "DeleteSandbox")),
         *(_ADMIN + name for name in ("KeyService/CreateKey", "KeyService/RevokeKey", "TenantService/SetTenant")),
         *(_ADMIN + name for name in ("ImageService/ImportImage", "ImageService/RemoveImage")),
+        "/orchard.exec.v1.EndpointService/OpenEndpoint",
         "/orchard.trajectory.v1.TrajectoryService/DeleteTrajectories",
     }
 )

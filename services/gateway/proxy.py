@@ -5,9 +5,8 @@ Nothing of a message is decoded but field 1, and nothing of a response at all.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -17,13 +16,14 @@ from google.protobuf.message import DecodeError
 from orchard.exec.v1 import agent_service_pb2
 
 from services.common.auth import principal
-from services.common.errors import InvalidArgumentError, UnavailableError, reason_of
+from services.common.errors import InvalidArgumentError, reason_of
 from services.common.interceptor import REQUEST_ID_KEY, current_call, note_target
 from services.common.peer_status import peer_status
 from services.common.telemetry import AGENT_SPAN_KEY, TRACEPARENT, Telemetry
 from services.common.tokens import PRINCIPAL_KEY, Signer
 from services.common.validation import Fields
 from services.gateway.agents_client import Agent, Agents
+from services.gateway.streams import OpenStreams
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -72,8 +72,7 @@ class ServiceProxy(grpc.GenericRpcHandler):
     """Serves every method of some services with handlers that a subclass makes."""
 
     def __init__(self, *services: ServiceDescriptor) -> None:
-        self._streams: set[Any] = set()
-        self._stopping = False
+        self._streams = OpenStreams()
         self._handlers: dict[str, Handler] = {
             f"/{service.full_name}/{method.name}": self.handler(f"/{service.full_name}/{method.name}", method)
             for service in services
@@ -90,25 +89,7 @@ class ServiceProxy(grpc.GenericRpcHandler):
 
     def end_streams(self) -> None:
         """The server stops: end every stream of responses with UNAVAILABLE instead of letting it be cut."""
-        self._stopping = True
-        for call in list(self._streams):
-            call.cancel()
-
-    @contextlib.contextmanager
-    def _ending(self, call: Any, context: Context) -> Iterator[None]:
-        """Around the reads of one stream; its call is cancelled at the end whatever happens."""
-        self._streams.add(call)
-        if self._stopping:
-            call.cancel()
-        try:
-            yield
-        except asyncio.CancelledError:
-            if self._stopping and not context.cancelled():
-                raise UnavailableError("the gateway stops; start another stream", reason="SERVER_STOPPING") from None
-            raise
-        finally:
-            self._streams.discard(call)
-            call.cancel()
+        self._streams.end()
 
 
 class AgentProxy(ServiceProxy):
@@ -158,7 +139,7 @@ class AgentProxy(ServiceProxy):
             with self._used(agent):
                 open_stream: Any = agent.channel.unary_stream(path)
                 call = open_stream(request, metadata=self._metadata(agent), timeout=context.time_remaining())
-                with self._ending(call, context):
+                with self._streams.ending(call, context):
                     async for reply in call:
                         yield reply
                     if self._telemetry is not None:
@@ -195,7 +176,7 @@ class AgentProxy(ServiceProxy):
                 call = open_stream(
                     _with_first(first, requests), metadata=self._metadata(agent), timeout=context.time_remaining()
                 )
-                with self._ending(call, context):
+                with self._streams.ending(call, context):
                     async for reply in call:
                         yield reply
                     if self._telemetry is not None:
@@ -286,7 +267,7 @@ class PrincipalProxy(ServiceProxy):
 
         async def serve(request: bytes, context: Context) -> AsyncIterator[bytes]:
             call = open_stream(request, metadata=self.metadata(), timeout=context.time_remaining())
-            with self._ending(call, context):
+            with self._streams.ending(call, context):
                 async for reply in call:
                     yield reply
 
@@ -311,7 +292,7 @@ class PrincipalProxy(ServiceProxy):
 
         async def serve(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
             call = open_stream(requests, metadata=self.metadata(), timeout=context.time_remaining())
-            with self._ending(call, context), peer_status(call):
+            with self._streams.ending(call, context), peer_status(call):
                 async for reply in call:
                     yield reply
 

@@ -71,6 +71,7 @@ _OF_SERVICES: Final[Mapping[str, str]] = {
     "/orchard.exec.v1.ExecService/": "exec",
     "/orchard.exec.v1.FileService/": "files",
     "/orchard.exec.v1.PortService/": "exec",
+    "/orchard.exec.v1.EndpointService/": "exec",
     _TRAJECTORIES: "trajectories:write",
     _GROUPS: "trajectories:write",
     _JUDGE: "judgements:write",

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from services.common.settings import AgentCallerSettings, DatabaseSettings
+
+_ENDPOINT: Final = re.compile(
+    r"(?P<name>[a-z0-9][a-z0-9-]{0,62})=(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})\Z"
+)
+
+
+class Endpoint(NamedTuple):
+    """Where an endpoint of the platform is."""
+
+    host: str
+    port: int
 
 
 class GatewaySettings(AgentCallerSettings, DatabaseSettings):
@@ -38,4 +51,35 @@ class GatewaySettings(AgentCallerSettings, DatabaseSettings):
         default=1.0, gt=0, le=60, description="How long entries are gathered; a gateway that is killed loses these."
     )
     audit_retention_days: int = Field(default=90, ge=1, le=3650, description="Older entries are deleted.")
+    gateway_endpoints: str = Field(
+        default="",
+        description="Endpoints that sandboxes may be shown, as name=host:port[,name=host:port]. Empty: there are none.",
+    )
     activity_seconds: float = Field(default=5.0, gt=0, le=60, description="How often use of sandboxes is reported.")
+
+    @field_validator("gateway_endpoints")
+    @classmethod
+    def _endpoints_can_be_read(cls, value: str) -> str:
+        parse_endpoints(value)
+        return value
+
+    def endpoints(self) -> Mapping[str, Endpoint]:
+        """Endpoints that sandboxes may be shown, by name."""
+        return parse_endpoints(self.gateway_endpoints)
+
+
+def parse_endpoints(text: str) -> Mapping[str, Endpoint]:
+    """Endpoints of "name=host:port[,name=host:port]"; a host may be [IPv6].
+
+    Raises:
+        ValueError: an entry is none; the message names it.
+    """
+    found: dict[str, Endpoint] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        match = _ENDPOINT.match(entry)
+        if match is None or not 1 <= int(match["port"]) <= 65_535:
+            raise ValueError(f"{entry!r} is no name=host:port; names have 1 to 63 of a-z, 0-9 and '-'")
+        if match["name"] in found:
+            raise ValueError(f"{match['name']!r} is there twice")
+        found[match["name"]] = Endpoint(match["host"].strip("[]"), int(match["port"]))
+    return found

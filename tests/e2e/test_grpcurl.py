@@ -31,7 +31,7 @@ def test_reflection_lists_and_describes_every_public_service(grpcurl: str, platf
     listed = call(grpcurl, platform, platform.endpoint, "list", key=False).split()
     for area, services in {
         "sandbox": ["SandboxService"],
-        "exec": ["ExecService", "FileService", "PortService"],
+        "exec": ["ExecService", "FileService", "PortService", "EndpointService"],
         "admin": ["KeyService", "ImageService", "UsageService", "VersionService"],
     }.items():
         for service in services:

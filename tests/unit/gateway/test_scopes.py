@@ -45,7 +45,7 @@ def test_the_role_user_may_what_is_its_tenants() -> None:
     allowed = {
         method.split("/")[1].rpartition(".")[2] for method in methods() if (scopes.scope_of(method) or "") in may
     }
-    own = {"SandboxService", "ExecService", "FileService", "PortService", "UsageService"}
+    own = {"SandboxService", "ExecService", "FileService", "PortService", "EndpointService", "UsageService"}
     assert allowed == own | {"TrajectoryService", "GroupService", "JudgeService"}
 
 

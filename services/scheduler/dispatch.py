@@ -65,20 +65,21 @@ class Dispatcher:
         slots = asyncio.Semaphore(self._starts_in_flight)
         async with asyncio.TaskGroup() as starts:
             while True:
-                await slots.acquire()
+                free = await _acquire_all(slots)
                 # Cleared before looking: a create that arrives in between sets it again.
                 self._work.clear()
                 try:
-                    taken = await self._store.take(self._claim_ms)
+                    taken = await self._store.take(self._claim_ms, free)
                     backoff.reset()
                 except UnavailableError:
-                    slots.release()
+                    _release(slots, free)
                     await asyncio.sleep(backoff.next())
                     continue
-                if isinstance(taken, Record):
-                    starts.create_task(self._start_within(slots, taken), name=f"start {taken.sandbox_id}")
-                else:
-                    slots.release()
+                records = taken if isinstance(taken, list) else []
+                for record in records:
+                    starts.create_task(self._start_within(slots, record), name=f"start {record.sandbox_id}")
+                _release(slots, free - len(records))
+                if not isinstance(taken, list):
                     await self._idle(min(taken, _IDLE_SECONDS))
 
     async def _start_within(self, slots: asyncio.Semaphore, record: Record) -> None:
@@ -142,6 +143,21 @@ class Dispatcher:
                 _log.error("a delete failed", sandbox_id=gone.sandbox_id, why=error.message)
             finally:
                 self._deleting.discard(gone.uid)
+
+
+async def _acquire_all(slots: asyncio.Semaphore) -> int:
+    """Wait for a slot and take every free one; returns how many."""
+    await slots.acquire()
+    taken = 1
+    while not slots.locked():
+        await slots.acquire()
+        taken += 1
+    return taken
+
+
+def _release(slots: asyncio.Semaphore, count: int) -> None:
+    for _ in range(count):
+        slots.release()
 
 
 def _reason_of(error: OrchardError) -> Reason:

@@ -29,6 +29,7 @@ _REAP_SECONDS: Final = 0.5
 _RECONCILE_SECONDS: Final = 2.0
 _ELECTED_MS: Final = 6000
 _AT_ONCE: Final = 500
+_WRITES_AT_ONCE: Final = 64
 
 
 class Reconciler:
@@ -79,8 +80,10 @@ class Reconciler:
     async def run_writes(self) -> None:
         """Write what the watcher tells, for ever."""
         while True:
-            for seen in await self._backlog.next(_RECONCILE_SECONDS):
-                await self._write(seen)
+            changes = await self._backlog.next(_RECONCILE_SECONDS)
+            for start in range(0, len(changes), _WRITES_AT_ONCE):
+                # Each is of another sandbox.
+                await asyncio.gather(*(self._write(seen) for seen in changes[start : start + _WRITES_AT_ONCE]))
 
     async def _write(self, seen: Observed) -> None:
         while True:

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, Final, cast
 
 import redis.asyncio as redis
@@ -21,8 +20,8 @@ from services.common.quota import UNLIMITED, Quota
 from services.common.states import Reason, State
 from services.common.tls import ClientContext, TlsFiles
 from services.scheduler.records import Record, Terms
+from services.scheduler.scripts import Argument, Scripts
 
-_SCRIPTS: Final = Path(__file__).parent / "lua"
 _EPOCH: Final = "orchard:epoch"
 _RECONCILER: Final = "orchard:reconciler"
 _CHANGES: Final = "orchard:changes"
@@ -101,20 +100,16 @@ class LeaseStore:
             pool = self._redis.connection_pool
             pool.connection_class = _TlsConnection
             pool.connection_kwargs["context"] = ClientContext(tls)
-        prelude = (_SCRIPTS / "prelude.lua").read_text()
-        self._scripts = {
-            path.stem: self._redis.register_script(prelude + path.read_text())
-            for path in _SCRIPTS.glob("*.lua")
-            if path.stem != "prelude"
-        }
+        self._scripts = Scripts(self._redis, limit_seconds=_TIMEOUT_SECONDS)
 
     async def close(self) -> None:
         """Close every connection."""
+        await self._scripts.close()
         await self._redis.aclose()
 
-    async def _run(self, script: str, *arguments: str | bytes | int) -> Any:
+    async def _run(self, script: str, *arguments: Argument) -> Any:
         async with _translated():
-            return await self._scripts[script](args=list(arguments))
+            return await self._scripts.run(script, *arguments)
 
     async def create(
         self, record: Record, terms: Terms, *, queue_limit: int, quota: Quota = UNLIMITED
@@ -147,15 +142,14 @@ class LeaseStore:
             raise OverQuotaError(over[0].decode(), int(over[1]))
         return outcome.decode(), sandbox_id.decode(), int(now)
 
-    async def take(self, claim_ms: int) -> Record | float:
-        """Claim the next create to start; when there is none, for how many seconds unless something changes."""
+    async def take(self, claim_ms: int, count: int = 1) -> list[Record] | float:
+        """Claim `count` creates to start, or fewer; with none, for how many seconds unless things change."""
         while True:
-            taken = await self._run("take", claim_ms)
-            if len(taken) == 1:
-                wait_ms = int(taken[0])
-                return math.inf if wait_ms < 0 else wait_ms / 1000
-            if taken[1]:
-                return _record(taken[2])
+            wait_ms, *taken = await self._run("take", claim_ms, count)
+            if taken:
+                return [_record(flat) for flat in taken]
+            if wait_ms:
+                return math.inf if int(wait_ms) < 0 else int(wait_ms) / 1000
 
     async def note_quotas(self, quotas: Mapping[str, Quota]) -> None:
         """Keep the quotas of tenants that are newer than what is kept, and let go what fits them."""

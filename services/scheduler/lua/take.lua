@@ -1,7 +1,7 @@
--- ARGV: claim_ms. Takes the next create: one whose claim ran out, or the first that fits of the tenant whose turn it is. When there are
+-- ARGV: claim_ms, count. Takes the next creates, `count` at most, each: one whose claim ran out, or the first that fits of the tenant whose turn it is. When there are
 -- both, one of each kind by turns: creates that the runtime refuses again and again must not keep the others from starting.
--- Returns {tenant, id, the record as field, value, ...}; an empty id means: take again. When nothing may be taken {wait_ms}: so long, or
--- until something changes; -1 for no time known.
+-- Returns {wait_ms, a record as field, value, ... for each that was taken}. wait_ms is empty: take again; else nothing more may be taken
+-- for so long, or until something changes; -1 for no time known.
 local now = now_ms()
 
 local SHOWN = {sandboxes = {'%.0f sandboxes', 1}, cpu = {'%.6g CPUs', 1000}, memory = {'%.6g GiB of memory', 1073741824}}
@@ -44,37 +44,51 @@ for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', PARKED, '-inf', text(now))) 
   redis.call('ZREM', PARKED, tenant)
   redis.call('RPUSH', TURNS, tenant)
 end
-local tenant, id
-local stale = redis.call('ZRANGEBYSCORE', CLAIMED, '-inf', text(now), 'LIMIT', 0, 1)
-if stale[1] and (redis.call('EXISTS', TURNS) == 0 or redis.call('INCR', 'orchard:takes') % 2 == 0) then
-  tenant, id = split(stale[1])
-else
-  tenant = redis.call('LPOP', TURNS)
+
+-- The name of the next create. With nil: how long to wait as above, empty where one only left its queue.
+local function next_name()
+  local stale = redis.call('ZRANGEBYSCORE', CLAIMED, '-inf', text(now), 'LIMIT', 0, 1)
+  if stale[1] and (redis.call('EXISTS', TURNS) == 0 or redis.call('INCR', 'orchard:takes') % 2 == 0) then
+    return split(stale[1])
+  end
+  local tenant = redis.call('LPOP', TURNS)
   if not tenant then
     local first = redis.call('ZRANGE', PARKED, 0, 0, 'WITHSCORES')
-    if first[2] and tonumber(first[2]) < tonumber(NEVER) then return {text(tonumber(first[2]) - now)} end
-    return {'-1'}
+    if first[2] and tonumber(first[2]) < tonumber(NEVER) then return nil, text(tonumber(first[2]) - now) end
+    return nil, '-1'
   end
-  id = redis.call('ZRANGE', queue_key(tenant), 0, 0)[1]
-  if not id then return {tenant, ''} end
+  local id = redis.call('ZRANGE', queue_key(tenant), 0, 0)[1]
+  if not id then return nil, '' end
   local taken = admitted(tenant, id, record_key(tenant, id))
   if taken then
     redis.call('ZREM', queue_key(tenant), id)
     redis.call('HDEL', tenant_key(tenant), 'waits')
   end
   if redis.call('ZCARD', queue_key(tenant)) > 0 and not redis.call('ZSCORE', PARKED, tenant) then redis.call('RPUSH', TURNS, tenant) end
-  if not taken then return {tenant, ''} end
+  if not taken then return nil, '' end
+  return tenant, id
 end
-local key = record_key(tenant, id)
-local state = redis.call('HGET', key, 'state')
-if state ~= QUEUED and state ~= STARTING then
-  redis.call('ZREM', CLAIMED, member(tenant, id))
-  return {tenant, ''}
+
+local answer = {''}
+for _ = 1, tonumber(ARGV[2]) do
+  local tenant, id = next_name()
+  if tenant then
+    local key = record_key(tenant, id)
+    local state = redis.call('HGET', key, 'state')
+    if state ~= QUEUED and state ~= STARTING then
+      redis.call('ZREM', CLAIMED, member(tenant, id))
+    else
+      redis.call('ZADD', CLAIMED, text(now + tonumber(ARGV[1])), member(tenant, id))
+      if state == QUEUED then
+        count(tenant, key, '1')
+        redis.call('HSET', key, 'state', STARTING, 'start_ms', text(now))
+        changed(tenant, id)
+      end
+      answer[#answer + 1] = redis.call('HGETALL', key)
+    end
+  elseif id ~= '' then
+    answer[1] = id
+    break
+  end
 end
-redis.call('ZADD', CLAIMED, text(now + tonumber(ARGV[1])), member(tenant, id))
-if state == QUEUED then
-  count(tenant, key, '1')
-  redis.call('HSET', key, 'state', STARTING, 'start_ms', text(now))
-  changed(tenant, id)
-end
-return {tenant, id, redis.call('HGETALL', key)}
+return answer

@@ -37,7 +37,7 @@ def seen(record: Record, state: State, revision: int, **more) -> Observed:
 
 async def take(store: LeaseStore, claim_ms: int = 30_000) -> tuple[str, str] | None:
     taken = await store.take(claim_ms)
-    return (taken.tenant, taken.sandbox_id) if isinstance(taken, Record) else None
+    return (taken[0].tenant, taken[0].sandbox_id) if isinstance(taken, list) else None
 
 
 async def delete(store: LeaseStore, name: tuple[str, str], uid: str, reason: Reason) -> str:

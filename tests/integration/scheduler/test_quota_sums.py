@@ -95,7 +95,7 @@ class Walk:
                 )
                 self.create((chosen.choice(TENANTS), chosen.choice("abcdef")), asked, again=chosen.random() < 0.2)
             case "take":
-                self.take(chosen.choice([1, 9]), chosen.choice([0, 30_000, 30_000]))
+                self.take(chosen.choice([1, 9]), chosen.choice([0, 30_000, 30_000]), at_once=chosen.choice([1, 3]))
             case "starting" | "ready" | "failed":
                 self.observe(key, State[what.upper()])
             case "gone":
@@ -133,16 +133,22 @@ class Walk:
             assert bound is not None
             assert asked > bound
 
-    def take(self, count: int, claim_ms: int) -> None:
-        for _ in range(count):
-            taken = self.run(self.store.take(claim_ms))
-            if not isinstance(taken, Record):
+    def take(self, count: int, claim_ms: int, *, at_once: int) -> None:
+        while count > 0:
+            taken = self.run(self.store.take(claim_ms, at_once))
+            if not isinstance(taken, list):
                 self._nothing_fits()
                 return
-            key = (taken.tenant, taken.sandbox_id)
-            if key not in self.there or self.there[key].request_id != taken.request_id:
-                assert self._over(taken.tenant, self._terms(taken), more=False) is None, "taken beyond the quota"
-            self.there[key] = taken
+            assert 1 <= len(taken) <= at_once
+            for record in taken:
+                self._note_taken(record)
+            count -= len(taken)
+
+    def _note_taken(self, record: Record) -> None:
+        key = (record.tenant, record.sandbox_id)
+        if key not in self.there or self.there[key].request_id != record.request_id:
+            assert self._over(record.tenant, self._terms(record), more=False) is None, "taken beyond the quota"
+        self.there[key] = record
 
     def _nothing_fits(self) -> None:
         for tenant in TENANTS:

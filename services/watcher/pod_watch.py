@@ -58,6 +58,10 @@ class Timing:
     first_retry: float = 0.8
     """Before the first attempt after a failure, at most; doubled with each."""
     longest_retry: float = 30.0
+    longest_reconnect: float = 5.0
+    """The same while the server cannot be reached: to be asked costs it nothing then, and once it is back nothing is
+    known of it until it is asked.
+    """
 
 
 DEFAULT_TIMING: Final = Timing()
@@ -135,6 +139,8 @@ class PodWatch:
         self._sleep = sleep
         self._timing = timing
         self._backoff = Backoff(timing.first_retry, timing.longest_retry, rng=self._rng)
+        # Apart: a server that comes back and has one request wait must not be left alone for what it did not say.
+        self._reconnects = Backoff(timing.first_retry, timing.longest_reconnect, rng=self._rng)
         self._streams_snapshots = True
         self._version = self._newest = 0
         self._troubles = self._refusals = self._silences = self._stale = self._turn = 0
@@ -164,6 +170,7 @@ class PodWatch:
         now = self._clock()
         if self._healthy_since is not None and now - self._healthy_since >= _HEALTHY_SECONDS:
             self._backoff.reset()
+            self._reconnects.reset()
             self._troubles = 0
         self._healthy_since = None
         self._troubles += 1
@@ -173,7 +180,8 @@ class PodWatch:
         # A version from which nothing ever comes, such as one of before a restored backup, must not be held on to.
         if trouble.relist or self._refusals >= _REFUSALS or self._silences >= _SILENCES:
             self._version = self._refusals = self._silences = 0
-        delay = max(self._backoff.next(), trouble.least_seconds)
+        backoff = self._reconnects if isinstance(error, ConnectionLostError) else self._backoff
+        delay = max(backoff.next(), trouble.least_seconds)
         return 0.0 if trouble.at_once and self._troubles == 1 else delay
 
     def _stream(self) -> AsyncGenerator[Event, None]:

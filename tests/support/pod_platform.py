@@ -39,6 +39,12 @@ class ValkeyProcess:
     def url(self) -> str:
         return self._valkey.url
 
+    @property
+    def pid(self) -> int:
+        """Of the process that runs."""
+        assert self._process is not None
+        return self._process.pid
+
     async def start(self) -> None:
         """Start it and wait until it answers."""
         self._valkey.prepare()
@@ -138,12 +144,16 @@ class PodPlatform:
         """Every Pod of the namespace, by name, whoever made it."""
         return {pod["metadata"]["name"]: pod for pod in self.testbed.get("-n", NAMESPACE, "pods")["items"]}
 
-    def sandboxes(self) -> dict[str, str]:
-        """Uids of all Pods, by the sandbox's id, or by the Pod's name where it is none."""
-        return {
-            (pod["metadata"].get("annotations") or {}).get(pods.SANDBOX_ID, name): pod["metadata"]["uid"]
+    def sandbox_pods(self) -> list[tuple[str, dict[str, Any]]]:
+        """All Pods, with the sandbox's id, or with the Pod's name where it is none."""
+        return [
+            ((pod["metadata"].get("annotations") or {}).get(pods.SANDBOX_ID, name), pod)
             for name, pod in self.pods().items()
-        }
+        ]
+
+    def sandboxes(self) -> dict[str, str]:
+        """Uids of all Pods, by the same."""
+        return {name: pod["metadata"]["uid"] for name, pod in self.sandbox_pods()}
 
     def logs(self) -> str:
         """All that the services wrote."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from services.common.grpc_core import CORE_ENVIRONMENT
 from tests.support.health import SERVING, wait_health
 
 ROOT = Path(__file__).parents[2]
@@ -25,11 +26,18 @@ class ServiceProcess:
         self._socket = socket
         self._module = module
         self._environment = {
+            **CORE_ENVIRONMENT,
             **{name: value for name, value in os.environ.items() if not name.startswith("ORCHARD_")},
             "ORCHARD_LISTEN": self.address,
             **{f"ORCHARD_{name}": value for name, value in settings.items()},
         }
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs."""
+        assert self._process is not None
+        return self._process.pid
 
     def start(self) -> None:
         """Start it; it may take a while to serve."""

@@ -127,13 +127,14 @@ async def containerd(platform: PodPlatform, rng: random.Random) -> AsyncIterator
         daemon.start()
 
 
+API_SERVER: tuple[Fault, ...] = (api_server_away, api_server_stands_still)
 # Of one kind is what must not happen to a part twice at once.
 KINDS: tuple[tuple[Fault, ...], ...] = (
     (gateway,),
     (schedulers, scheduler),
     (watchers, watcher),
     (store_away, store_restarted),
-    (api_server_away, api_server_stands_still),
+    API_SERVER,
     (containerd,),
 )
 ALL = (*(fault for kind in KINDS for fault in kind), store_emptied)

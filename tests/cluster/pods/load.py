@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import orchard
 
@@ -14,6 +15,8 @@ from tests.support.pod_platform import PodPlatform
 
 SETTLE_SECONDS = 300
 """How long the platform may take to be right again after a fault; README.md says what is measured."""
+RIGHT_SECONDS = 30
+"""How long after an API server that was away answers again every record must be right."""
 LINE = "line {number:07d} of a command that must run once and whose output must come whole\n"
 # Notes outside of its output that it has begun, writes until it is told to end, and then how much and how often it did.
 COMMAND = (
@@ -123,6 +126,24 @@ class Load:
         await self.settled()
         return time.monotonic() - began
 
+    async def records_right(self) -> float:
+        """Wait until the records are what the Pods say, whatever of the cluster has not yet gone on with those.
+
+        Returns how many seconds that took.
+        """
+        began = time.monotonic()
+        there: dict[str, tuple[str, str]] = {}
+        recorded: dict[str, tuple[str, str]] | None = None
+        try:
+            async with asyncio.timeout(SETTLE_SECONDS):
+                while recorded != there:
+                    await asyncio.sleep(0.1)
+                    recorded = {one.sandbox_id: (one.uid, one.state.name) async for one in self.client.list()}
+                    there = {name: _said_by(pod) for name, pod in await asyncio.to_thread(self.platform.sandbox_pods)}
+        except TimeoutError:
+            raise AssertionError(f"there {there}\nrecorded {recorded}") from None
+        return time.monotonic() - began
+
     async def settled(self) -> None:
         """Wait until Pods and records are exactly the steady sandboxes."""
         wanted = {name: (uid, orchard.SandboxState.READY) for name, uid in self.steady.items()}
@@ -142,3 +163,12 @@ class Load:
         await asyncio.gather(*(self.client.attach(name).delete() for name in self.steady))
         self.steady = {}
         await self.settled()
+
+
+def _said_by(pod: dict[str, Any]) -> tuple[str, str]:
+    """The uid, and the state that its record must have."""
+    metadata, status = pod["metadata"], pod["status"]
+    if "deletionTimestamp" in metadata:
+        return metadata["uid"], "DELETING"
+    runs = any("running" in one["state"] for one in status.get("containerStatuses") or ())
+    return metadata["uid"], "READY" if runs and status.get("podIP") else "STARTING"

@@ -309,9 +309,21 @@ async def test_a_broken_stream_is_taken_up_and_half_an_event_is_none(broken: Exc
 
 
 async def test_waits_double_up_to_half_a_minute() -> None:
-    server = Server(Answer(*SNAPSHOT, LOST), *[LOST] * 8)
+    server = Server(Answer(*SNAPSHOT), *(Answer(status=503) for _ in range(9)))
     await run(server)
     assert server.waits == [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30, 30]
+
+
+async def test_a_server_that_cannot_be_reached_is_asked_every_few_seconds() -> None:
+    server = Server(Answer(*SNAPSHOT, LOST), *[LOST] * 5)
+    await run(server)
+    assert server.waits == [0.8, 1.6, 3.2, 5, 5, 5]
+
+
+async def test_a_server_that_has_just_come_back_is_not_left_alone_for_how_long_it_was_away() -> None:
+    server = Server(Answer(*SNAPSHOT, LOST), *[LOST] * 5, Answer(status=503), Answer(status=429), LOST)
+    await run(server)
+    assert server.waits[6:] == [0.8, 1.6, 5]
 
 
 async def test_waits_are_spread_from_nothing_on() -> None:
@@ -335,7 +347,7 @@ async def test_two_healthy_minutes_make_the_next_wait_short_again() -> None:
         Answer(change("a", 8), LOST, lasts=70),
     )
     await run(server)
-    assert server.waits == [0.8, 1.6, 3.2, 6.4, 0.8]
+    assert server.waits == [0.8, 1.6, 3.2, 5, 0.8]
 
 
 async def test_a_stream_that_ends_at_once_is_not_asked_for_in_a_tight_loop() -> None:

@@ -7,9 +7,13 @@ works through a hook of the client's Configuration, which must never be copied: 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
+from urllib.parse import urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
+import aiohttp
 from kubernetes_asyncio.client import ApiClient, Configuration
 from kubernetes_asyncio.config import load_incluster_config, load_kube_config
 
@@ -20,6 +24,7 @@ _log = get_logger(__name__)
 
 _REREAD_SECONDS: Final = 60.0
 _USER_AGENT: Final = "orchard"
+_READ_BYTES: Final = 2 << 20  # above the largest object, as the client's own session has it
 
 
 class KubernetesConfigError(SettingsError):
@@ -36,6 +41,7 @@ class KubernetesClient:
         configuration.refresh_api_key_hook = self._refresh
         self.api = ApiClient(configuration)
         self.api.user_agent = _USER_AGENT
+        _use_environment_once(self.api.rest_client, configuration.host or "")
 
     @classmethod
     async def connect(cls, kubeconfig: Path | None = None, *, connections: int = 100) -> Self:
@@ -50,6 +56,37 @@ class KubernetesClient:
         configuration.connection_pool_maxsize = connections
         await _load(kubeconfig, configuration)
         return cls(kubeconfig, configuration)
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        timeout: aiohttp.ClientTimeout | None = None,
+    ) -> aiohttp.ClientResponse:
+        """Send a request as it is, without the work that typed objects cost. The response is a context manager.
+
+        Raises:
+            aiohttp.ClientError, OSError, TimeoutError: there is no answer; the server may have heard.
+        """
+        rest = self.api.rest_client
+        asked = {"User-Agent": _USER_AGENT, **(headers or {})}
+        await self.api.update_params_for_auth(asked, [], ["BearerToken"])
+        more: dict[str, Any] = {"server_hostname": rest.server_hostname} if rest.server_hostname else {}
+        response: aiohttp.ClientResponse = await rest.pool_manager.request(
+            method,
+            f"{self._configuration.host}{path}" + (f"?{urlencode(query)}" if query else ""),
+            headers=asked,
+            data=body,
+            timeout=timeout or aiohttp.ClientTimeout(),
+            proxy=rest.proxy,
+            proxy_headers=rest.proxy_headers,
+            **more,
+        )
+        return response
 
     def forget_credentials(self) -> None:
         """Read them again before the next request, since the server refused them."""
@@ -69,6 +106,20 @@ class KubernetesClient:
         except KubernetesConfigError as error:
             # The ones in hand may still be good; if not, the server says so.
             _log.warning("credentials could not be read again", why=str(error))
+
+
+def _use_environment_once(rest: Any, host: str) -> None:
+    """Heed the environment's proxy from now on, without looking for it again.
+
+    The client's session reads the environment and ~/.netrc before each request, in two threads: half of what a request
+    costs. No API server has its credentials in a .netrc.
+    """
+    old = rest.pool_manager
+    where = urlsplit(host)
+    if rest.proxy is None and not proxy_bypass(where.hostname or ""):
+        rest.proxy = getproxies().get(where.scheme)
+    rest.pool_manager = aiohttp.ClientSession(connector=old.connector, read_bufsize=_READ_BYTES)
+    old.detach()
 
 
 async def _load(kubeconfig: Path | None, configuration: Configuration) -> None:

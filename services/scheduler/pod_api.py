@@ -173,19 +173,16 @@ class PodApi:
         *,
         accept: str = _JSON,
     ) -> Answer:
-        api = self._client.api
-        headers = {"Content-Type": content_type, "Accept": accept, "User-Agent": api.user_agent}
+        headers = {"Content-Type": content_type, "Accept": accept}
         await self._throttle.turn()
-        await api.update_params_for_auth(headers, [], ["BearerToken"])
         try:
-            response = await api.rest_client.request(
+            response = await self._client.send(
                 method,
-                f"{api.configuration.host}/api/v1/namespaces/{self._namespace}/pods{path}",
-                query_params=query,
+                f"/api/v1/namespaces/{self._namespace}/pods{path}",
+                query=query,
                 headers=headers,
-                body=body,
-                _preload_content=False,
-                _request_timeout=_TIMEOUT,
+                body=None if body is None else orjson.dumps(body),
+                timeout=_TIMEOUT,
             )
             async with response:
                 content = await response.read()

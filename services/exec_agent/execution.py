@@ -16,13 +16,15 @@ from typing import Final
 
 from services.common.errors import OrchardError, ResourceExhaustedError, UnavailableError
 from services.exec_agent.latch import Latch
-from services.exec_agent.model import STDERR, STDOUT, Command, End, Result, State
+from services.exec_agent.model import Command, End, Result, State
 from services.exec_agent.oom import OomCounter
 from services.exec_agent.process import Exited, Launcher, Process, Stage, Target
 from services.exec_agent.process_spec import ProcessSpec
 from services.exec_agent.program import Programs, start_error
-from services.exec_agent.pump import OutputPump, StdinFeeder
+from services.exec_agent.pump import OutputPump
 from services.exec_agent.spool import Spool
+from services.exec_agent.standard import Standard
+from services.exec_agent.stdin import Stdin
 from services.exec_agent.waits import Timer, Waits
 
 DRAIN_SECONDS: Final = 0.06
@@ -72,12 +74,14 @@ class Execution:
         """Whether the journal has its beginning."""
         self.spool = spool
         self.pump: OutputPump | None = None
+        self.stdin: Stdin | None = None
+        if command is not None and (command.stdin_open or command.tty is not None):
+            self.stdin = Stdin(terminal=command.tty is not None)
         self.begun = Latch(self._loop, host.waits)
         """Set when it has started or will not."""
         self.done = Latch(self._loop, host.waits)
         self._process: Process | None = None
         self._spec: ProcessSpec | None = None
-        self._stdin: StdinFeeder | None = None
         self._exited: Exited | None = None
         self._end_ns = 0
         self._ending: tuple[End, str] | None = None
@@ -99,17 +103,17 @@ class Execution:
     def start(self, command: Command, programs: Programs, begin: Callable[[], None]) -> None:
         """Start it now; `begin` writes the journal first. A failure is an end too, see `start_error`."""
         self._cancel(self._limit_timer)
-        pipes: list[int] = []
+        standard = Standard()
         try:
             self._spec = programs.resolve(command)
-            self._open_pipes(command, pipes)
+            standard.open(command, self._spec.identity, self._host.null_fd)
             begin()
-            self._spawn(self._spec, command, pipes)
+            self._spawn(self._spec, command, standard)
         except OrchardError as error:
-            _close_all(pipes)
+            standard.close()
             self._fail(error)
         except OSError as error:
-            _close_all(pipes)
+            standard.close()
             self._fail(
                 ResourceExhaustedError(
                     f"the agent can start no more commands now: {error.strerror}; end some first",
@@ -117,30 +121,23 @@ class Execution:
                 )
             )
 
-    def _open_pipes(self, command: Command, pipes: list[int]) -> None:
-        """Fill `pipes` with pairs of the command's end and ours: stdout, stderr unless merged, stdin if any."""
-        for _ in range(1 if command.merge_stderr else 2):
-            read, write = os.pipe2(os.O_CLOEXEC)
-            pipes += (write, read)
-        if command.stdin:
-            pipes += os.pipe2(os.O_CLOEXEC)
-
-    def _spawn(self, spec: ProcessSpec, command: Command, pipes: list[int]) -> None:
-        given, ours = pipes[::2], pipes[1::2]
-        stdin = given[-1] if command.stdin else self._host.null_fd
-        standard = (stdin, given[0], given[0] if command.merge_stderr else given[1])
+    def _spawn(self, spec: ProcessSpec, command: Command, standard: Standard) -> None:
+        given, outputs, stdin = standard.given, standard.outputs, standard.stdin
         self._oom_before = self._host.oom.read()
-        self._process = self._host.launcher.spawn(spec, standard, self, lambda: self._handed_over(given))
+        self._process = self._host.launcher.spawn(spec, standard.descriptors, self, lambda: self._handed_over(given))
+        standard.given, standard.outputs, standard.stdin = [], {}, -1
         if command.stdin:
-            self._stdin = StdinFeeder(ours.pop(), command.stdin)
-        outputs = dict(zip(ours, (STDOUT, STDERR), strict=False))
+            self.stdin = Stdin.of(command.stdin)
+        if self.stdin is not None:
+            self.stdin.open(stdin)
         self.pump = OutputPump(self._host.waits, self.spool, outputs, command.output_limit, self._over_limit)
-        pipes.clear()
         self._watch_orphan()
 
     def _handed_over(self, given: list[int]) -> None:
         """The launcher has it, or it was given up. A thousand that start at once wait for each other before that."""
-        _close_all(given)
+        for descriptor in given:
+            os.close(descriptor)
+        given.clear()
         if self.result is None:
             self._limit_timer = self._host.waits.call_later(_START_PATIENCE_SECONDS, self._start_stuck)
 
@@ -228,6 +225,10 @@ class Execution:
         grace = self.command.kill_grace if self.command is not None else 0.0
         if grace > 0:
             self._process.signal(Target.TREE, signal.SIGTERM)
+            if self.command is not None and self.command.tty is not None:
+                # Its terminal goes: shells at a prompt heed nothing else, and what ^Z has stopped must hear of it.
+                self._process.signal(Target.TREE, signal.SIGHUP)
+                self._process.signal(Target.TREE, signal.SIGCONT)
             self._end_timer = self._host.waits.call_later(grace, self._kill)
         else:
             self._kill()
@@ -339,8 +340,8 @@ class Execution:
             self._cancel(timer)
         if self._process is not None:
             self._process.detach()
-        if self._stdin is not None and self._exited is None:
-            self._stdin.close()
+        if self.stdin is not None:
+            self.stdin.finish() if self._exited is not None else self.stdin.close()
         if self.pump is not None:
             self.pump.on_eof = None
         self.spool.finish()
@@ -351,6 +352,8 @@ class Execution:
     def interrupt(self) -> None:
         """The agent is about to stop: open calls end now."""
         self.interrupted = True
+        if self.stdin is not None:
+            self.stdin.interrupt()
         self.begun.wake_all()
         self.done.wake_all()
         self.spool.notify()
@@ -366,8 +369,8 @@ class Execution:
             self._cancel(timer)
         if self._process is not None:
             self._process.detach()
-        if self._stdin is not None:
-            self._stdin.close()
+        if self.stdin is not None:
+            self.stdin.close()
         if self.pump is not None:
             self.pump.close()
         self.spool.close()
@@ -376,9 +379,3 @@ class Execution:
     def _cancel(timer: Timer | None) -> None:
         if timer is not None:
             timer.cancel()
-
-
-def _close_all(descriptors: list[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
-    descriptors.clear()

@@ -33,6 +33,16 @@ class End(enum.IntEnum):
     AGENT_RESTARTED = 9
 
 
+@dataclass(frozen=True, slots=True)
+class Tty:
+    """The terminal that a command is to get."""
+
+    rows: int
+    columns: int
+    term: str
+    """TERM of the command, unless its environment has that."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """What to run and how, checked and with defaults filled in. Durations in seconds, sizes in bytes."""
@@ -56,6 +66,10 @@ class Command:
     orphan_timeout: float | None = None
     kill_grace: float
     stdin: bytes = b""
+    stdin_open: bool = False
+    """Its standard input is written while it runs."""
+    tty: Tty | None = None
+    """Its standard descriptors are a terminal, which takes input while it runs."""
 
     def display(self) -> str:
         """The command line for people, at most 256 characters."""

@@ -48,6 +48,7 @@ class Stage(enum.IntEnum):
     CWD = 4
     EXEC = 5
     INTERPRETER = 6
+    TTY = 7
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ class ProcessSpec:
     cwd: str
     identity: ResolvedUser | None
     """None: the agent's own."""
+    tty: bool = False
+    """Its standard input is a terminal, and becomes the controlling one of its session."""
 
     def encode(self) -> bytes:
         """The launcher's message."""
@@ -36,6 +38,8 @@ class ProcessSpec:
         flags = wire.SPEC_USER if self.identity else 0
         if size + 8 * (len(self.argv) + self.env_count) > _BIG:
             flags |= wire.SPEC_BIG
+        if self.tty:
+            flags |= wire.SPEC_TTY
         if size > wire.INLINE_LIMIT:
             flags |= wire.SPEC_MEMFD
         uid, gid = (self.identity.uid, self.identity.gid) if self.identity else (0, 0)

@@ -13,6 +13,7 @@ from services.exec_agent.model import Command
 from services.exec_agent.process import Stage
 from services.exec_agent.process_spec import ProcessSpec, encode_env
 from services.exec_agent.settings import AgentConfig
+from services.exec_agent.terminal import unavailable
 from services.exec_agent.users import ResolvedUser, resolve_user
 
 _SHELL_FOLDERS: Final = ("/bin", "/usr/bin", "/usr/local/bin")
@@ -39,11 +40,13 @@ class Programs:
         argv = command.argv or self._shell_argv(command)
         cwd = posixpath.join(self._config.working_directory, command.cwd)
         # Another user's home cannot be written.
-        home = {"HOME": identity.home} if command.user and identity is not None and identity.home is not None else {}
-        if not home and not command.env:
+        own = {"HOME": identity.home} if command.user and identity is not None and identity.home is not None else {}
+        if command.tty is not None:
+            own["TERM"] = command.tty.term
+        if not own and not command.env:
             return ProcessSpec(argv, self._encoded_env, len(self._env), cwd, identity)
-        env = {**self._env, **home, **command.env}
-        return ProcessSpec(argv, encode_env(env), len(env), cwd, identity)
+        env = {**self._env, **own, **command.env}
+        return ProcessSpec(argv, encode_env(env), len(env), cwd, identity, tty=command.tty is not None)
 
     def _shell_argv(self, command: Command) -> tuple[str, ...]:
         shell = self._find_shell()
@@ -100,6 +103,8 @@ def start_error(stage: Stage, error: int, command: Command, spec: ProcessSpec, u
         return FailedPreconditionError(
             f"the sandbox cannot run commands as {user!r}: {why}", reason="USER_NOT_AVAILABLE", user=user
         )
+    if stage is Stage.TTY:
+        return unavailable(OSError(error, why))
     if stage is Stage.FORK:
         return ResourceExhaustedError(
             f"the sandbox can start no more processes: {why}; end some of its commands, or give it more pids or memory",

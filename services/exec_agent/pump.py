@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Callable
@@ -97,6 +97,10 @@ class OutputPump:
             data = os.read(pipe, self._next_size)
         except BlockingIOError:
             return 0
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            data = b""  # a terminal that nobody has open any more, everything taken
         if not data:
             self._close_pipe(pipe)
             return 0
@@ -159,38 +163,3 @@ class OutputPump:
         self._waits.unwatch(pipe)
         del self._pipes[pipe]
         os.close(pipe)
-
-
-class StdinFeeder:
-    """Writes a command's standard input without blocking, then closes it."""
-
-    def __init__(self, pipe: int, data: bytes) -> None:
-        """Owns `pipe`, the write end."""
-        self._loop = asyncio.get_running_loop()
-        self._pipe = pipe
-        self._rest = memoryview(data)
-        self._watching = False
-        os.set_blocking(pipe, False)
-        self._write()
-
-    def _write(self) -> None:
-        try:
-            while self._rest:
-                self._rest = self._rest[os.write(self._pipe, self._rest) :]
-        except BlockingIOError:
-            if not self._watching:
-                self._watching = True
-                self._loop.add_writer(self._pipe, self._write)
-            return
-        except OSError:  # it closed its standard input without reading all
-            pass
-        self.close()
-
-    def close(self) -> None:
-        """End of file now."""
-        if self._pipe < 0:
-            return
-        if self._watching:
-            self._loop.remove_writer(self._pipe)
-        os.close(self._pipe)
-        self._pipe = -1

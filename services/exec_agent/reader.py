@@ -18,6 +18,10 @@ _GATHER_SECONDS: Final = 0.001
 """In a burst a message waits so long for a full chunk: each costs 0.1 ms, whatever its size."""
 
 
+class Nudged(Exception):  # noqa: N818 (nothing is wrong)
+    """Somebody nudged the reader; it goes on with the next call."""
+
+
 class OutputReader:
     """Reads on from an offset. Close it, also after an error."""
 
@@ -29,6 +33,7 @@ class OutputReader:
         self._wake_at = 0
         self._last = 0.0
         self._closed = False
+        self._nudged = False
         self.offset = offset
         self.lagging = False
         """It held the command up for too long and no longer does."""
@@ -42,9 +47,13 @@ class OutputReader:
 
         Raises:
             OutOfRangeError: the command has ended before the offset.
+            Nudged: nudge() was called.
         """
         spool = self._execution.spool
         while True:
+            if self._nudged:
+                self._nudged = False
+                raise Nudged
             stop = self._stop_at
             if stop is None and 0 < spool.end - self.offset < _CHUNK:
                 await self._gather()
@@ -69,6 +78,12 @@ class OutputReader:
     def changed(self) -> None:
         """There is more output, or there will be none."""
         if self._waiter is not None and (self._execution.spool.end >= self._wake_at or self._ending):
+            wake(self._waiter)
+
+    def nudge(self) -> None:
+        """End this wait, or the next: whoever reads has something else to do first."""
+        self._nudged = True
+        if self._waiter is not None:
             wake(self._waiter)
 
     def close(self) -> None:

@@ -28,6 +28,8 @@ from services.exec_agent.restoring import command_of, past_of, restore
 from services.exec_agent.settings import AgentConfig
 from services.exec_agent.spool import Spool
 from services.exec_agent.spools import SpoolStore
+from services.exec_agent.stdin import Stdin
+from services.exec_agent.terminal import set_size
 from services.exec_agent.waits import Waits
 
 START_EXEC_ID: Final = "start"
@@ -147,6 +149,39 @@ class ExecService:
     def read(self, execution: Execution, offset: int, *, follow: bool) -> OutputReader:
         """A reader from `offset` on, to be closed by the caller."""
         return OutputReader(execution, offset, follow=follow)
+
+    def stdin_of(self, execution: Execution) -> Stdin:
+        """Where a command's input goes; a closed one for what has ended without.
+
+        Raises:
+            FailedPreconditionError: STDIN_NOT_OPEN.
+        """
+        command = execution.command
+        if execution.stdin is not None and command is not None and (command.stdin_open or command.tty is not None):
+            return execution.stdin
+        if execution.result is not None:
+            closed = Stdin()
+            closed.close()
+            return closed
+        raise FailedPreconditionError(
+            f"exec {execution.exec_id!r} takes no input: start it with stdin_mode PIPE, or with tty",
+            reason="STDIN_NOT_OPEN",
+            exec_id=execution.exec_id,
+        )
+
+    def resize(self, execution: Execution, rows: int, columns: int) -> None:
+        """Set the size of a command's terminal; nothing happens if it has ended.
+
+        Raises:
+            FailedPreconditionError: NO_TTY.
+        """
+        if execution.result is not None:
+            return
+        if execution.command is None or execution.command.tty is None or execution.stdin is None:
+            raise FailedPreconditionError(
+                f"exec {execution.exec_id!r} has no terminal: start it with tty", reason="NO_TTY"
+            )
+        set_size(execution.stdin.descriptor, rows, columns)
 
     def signal(self, exec_id: str, target: Target, number: int, request_id: str = "") -> Execution:
         """Send a signal to a command that runs; a repeat under the same request id sends nothing.

@@ -6,7 +6,7 @@
 #include <sys/types.h>
 
 enum { EVENT_STARTED = 1, EVENT_FAILED, EVENT_EXITED, EVENT_EMPTY };
-enum { STAGE_FORK = 1, STAGE_SPEC, STAGE_USER, STAGE_CWD, STAGE_EXEC, STAGE_INTERPRETER };
+enum { STAGE_FORK = 1, STAGE_SPEC, STAGE_USER, STAGE_CWD, STAGE_EXEC, STAGE_INTERPRETER, STAGE_TTY };
 
 /* Descriptors that come with a spec: stdin, stdout, stderr, control, and the spec itself in memory if it is a large one. */
 enum { FDS_LEAST = 4, FDS_MOST = 5, FD_CONTROL = 3, FD_MEMORY = 4 };

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import resource
 import signal
 import struct
+import termios
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self
@@ -16,11 +18,13 @@ from services.exec_agent.launcher.calls import PR_SET_DUMPABLE, PR_SET_PDEATHSIG
 from services.exec_agent.launcher.protocol import (
     SPEC,
     SPEC_BIG,
+    SPEC_TTY,
     SPEC_USER,
     STAGE_CWD,
     STAGE_EXEC,
     STAGE_INTERPRETER,
     STAGE_SPEC,
+    STAGE_TTY,
     STAGE_USER,
 )
 
@@ -85,6 +89,8 @@ class Program:
             os.dup2(descriptor, number)
         os.closerange(3, failed)
         os.closerange(failed + 1, _PAST_LAST_DESCRIPTOR)
+        if self.flags & SPEC_TTY:
+            self._take_terminal()
         os.umask(0o022)
         self._limit()
         if self.flags & SPEC_USER:
@@ -100,6 +106,13 @@ class Program:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._search_and_execute()
+
+    @staticmethod
+    def _take_terminal() -> None:
+        try:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        except OSError as error:
+            raise StartError(STAGE_TTY, error) from None
 
     def _limit(self) -> None:
         _limit(resource.RLIMIT_CORE, 0, lower_hard=True)

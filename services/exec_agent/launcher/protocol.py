@@ -14,10 +14,10 @@ ORDER: Final = struct.Struct("=Ii")
 INLINE_LIMIT: Final = 60_000
 """A larger spec comes in memory, its header alone in the message."""
 
-SPEC_USER, SPEC_MEMFD, SPEC_BIG = 1, 2, 4
+SPEC_USER, SPEC_MEMFD, SPEC_BIG, SPEC_TTY = 1, 2, 4, 8
 STARTED, FAILED, EXITED, EMPTY = 1, 2, 3, 4
 TREE_EMPTY, CHILD_KILLED = 1, 2
-STAGE_FORK, STAGE_SPEC, STAGE_USER, STAGE_CWD, STAGE_EXEC, STAGE_INTERPRETER = range(1, 7)
+STAGE_FORK, STAGE_SPEC, STAGE_USER, STAGE_CWD, STAGE_EXEC, STAGE_INTERPRETER, STAGE_TTY = range(1, 8)
 TARGET_TREE, TARGET_LEADER = 1, 2
 FDS_LEAST, FDS_MOST = 4, 5
 """Descriptors that come with a spec: stdin, stdout, stderr, control, and the spec itself if it is a large one."""

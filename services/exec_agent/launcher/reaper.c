@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -21,7 +22,7 @@
 #include <unistd.h>
 
 enum { OPEN_FILES = 65536, BIG_STACK = 64 << 20, RETRY_FIRST_MS = 2, RETRY_LAST_MS = 50 };
-enum { SPEC_USER = 1, SPEC_MEMFD = 2, SPEC_BIG = 4 };
+enum { SPEC_USER = 1, SPEC_MEMFD = 2, SPEC_BIG = 4, SPEC_TTY = 8 };
 enum { EXIT_TREE_EMPTY = 1, EXIT_CHILD_KILLED = 2 };
 enum { TARGET_TREE = 1, TARGET_LEADER };
 
@@ -88,6 +89,10 @@ static void become_command(struct job *job, pid_t reaper, struct failure *failur
     return;
   }
   close_from(3, ~0U);
+  if (spec->flags & SPEC_TTY && ioctl(0, TIOCSCTTY, 0)) {
+    *failure = (struct failure){STAGE_TTY, errno};
+    return;
+  }
   umask(022);
   limit(RLIMIT_CORE, 0, 1);
   limit(RLIMIT_NOFILE, OPEN_FILES, 0);

@@ -27,6 +27,8 @@ from tests.integration.exec_agent.test_restarts import (
     test_a_killed_agent_runs_nothing_twice,
     test_commands_that_ran_end_with_what_they_had_written,
 )
+from tests.integration.exec_agent.test_stdin import *
+from tests.integration.exec_agent.test_terminals import *
 
 NOWHERE = {"ORCHARD_LAUNCHER": "/nowhere/launcher"}
 

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aorchard/exec/v1/exec.proto\x12\x0forchard.exec.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x14\n\x04\x41rgv\x12\x0c\n\x04\x61rgs\x18\x01 \x03(\t\"\xa1\x04\n\x08\x45xecSpec\x12%\n\x04\x61rgv\x18\x01 \x01(\x0b\x32\x15.orchard.exec.v1.ArgvH\x00\x12\x0f\n\x05shell\x18\x02 \x01(\tH\x00\x12\x13\n\x0blogin_shell\x18\x03 \x01(\x08\x12/\n\x03\x65nv\x18\x04 \x03(\x0b\x32\".orchard.exec.v1.ExecSpec.EnvEntry\x12\x0b\n\x03\x63wd\x18\x05 \x01(\t\x12\x0c\n\x04user\x18\x06 \x01(\t\x12*\n\x07timeout\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nno_timeout\x18\x08 \x01(\x08\x12\x30\n\rqueue_timeout\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nconcurrent\x18\n \x01(\x08\x12\x14\n\x0cmerge_stderr\x18\x0b \x01(\x08\x12\x1a\n\x12output_limit_bytes\x18\x0c \x01(\x03\x12\x1c\n\x14retained_limit_bytes\x18\r \x01(\x03\x12\x31\n\x0eorphan_timeout\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nkill_grace\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05stdin\x18\x10 \x01(\x0c\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\t\n\x07\x63ommand\"\x84\x02\n\x04\x45xec\x12\x0f\n\x07\x65xec_id\x18\x01 \x01(\t\x12)\n\x05state\x18\x02 \x01(\x0e\x32\x1a.orchard.exec.v1.ExecState\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0b\n\x03pid\x18\x05 \x01(\x05\x12+\n\x06result\x18\x06 \x01(\x0b\x32\x1b.orchard.exec.v1.ExecResult\x12\x0f\n\x07\x63ommand\x18\x07 \x01(\t\x12\x14\n\x0coutput_bytes\x18\x08 \x01(\x03\"\xeb\x02\n\nExecResult\x12\'\n\x05\x65nded\x18\x01 \x01(\x0e\x32\x18.orchard.exec.v1.ExecEnd\x12\x11\n\texit_code\x18\x02 \x01(\x05\x12\x0e\n\x06signal\x18\x03 \x01(\x05\x12\x0f\n\x07message\x18\x04 \x01(\t\x12.\n\nstart_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x08user_cpu\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nsystem_cpu\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11peak_memory_bytes\x18\t \x01(\x03\x12\x14\n\x0coutput_bytes\x18\n \x01(\x03\x12\x15\n\rdropped_bytes\x18\x0b \x01(\x03\"Z\n\x0bOutputChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12-\n\x06stream\x18\x02 \x01(\x0e\x32\x1d.orchard.exec.v1.OutputStream\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\")\n\tOutputGap\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x0c\n\x04size\x18\x02 \x01(\x03*l\n\tExecState\x12\x1a\n\x16\x45XEC_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45XEC_STATE_QUEUED\x10\x01\x12\x16\n\x12\x45XEC_STATE_RUNNING\x10\x02\x12\x14\n\x10\x45XEC_STATE_ENDED\x10\x03*\x9e\x02\n\x07\x45xecEnd\x12\x18\n\x14\x45XEC_END_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45XEC_END_EXITED\x10\x01\x12\x16\n\x12\x45XEC_END_SIGNALLED\x10\x02\x12\x16\n\x12\x45XEC_END_TIMED_OUT\x10\x03\x12\x1a\n\x16\x45XEC_END_OUT_OF_MEMORY\x10\x04\x12\x13\n\x0f\x45XEC_END_KILLED\x10\x05\x12\x19\n\x15\x45XEC_END_OUTPUT_LIMIT\x10\x06\x12\x15\n\x11\x45XEC_END_ORPHANED\x10\x07\x12\x18\n\x14\x45XEC_END_NOT_STARTED\x10\x08\x12\x1c\n\x18\x45XEC_END_AGENT_RESTARTED\x10\t\x12\x19\n\x15\x45XEC_END_SANDBOX_LOST\x10\n*a\n\x0cOutputStream\x12\x1d\n\x19OUTPUT_STREAM_UNSPECIFIED\x10\x00\x12\x18\n\x14OUTPUT_STREAM_STDOUT\x10\x01\x12\x18\n\x14OUTPUT_STREAM_STDERR\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aorchard/exec/v1/exec.proto\x12\x0forchard.exec.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x14\n\x04\x41rgv\x12\x0c\n\x04\x61rgs\x18\x01 \x03(\t\"\xf4\x04\n\x08\x45xecSpec\x12%\n\x04\x61rgv\x18\x01 \x01(\x0b\x32\x15.orchard.exec.v1.ArgvH\x00\x12\x0f\n\x05shell\x18\x02 \x01(\tH\x00\x12\x13\n\x0blogin_shell\x18\x03 \x01(\x08\x12/\n\x03\x65nv\x18\x04 \x03(\x0b\x32\".orchard.exec.v1.ExecSpec.EnvEntry\x12\x0b\n\x03\x63wd\x18\x05 \x01(\t\x12\x0c\n\x04user\x18\x06 \x01(\t\x12*\n\x07timeout\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nno_timeout\x18\x08 \x01(\x08\x12\x30\n\rqueue_timeout\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nconcurrent\x18\n \x01(\x08\x12\x14\n\x0cmerge_stderr\x18\x0b \x01(\x08\x12\x1a\n\x12output_limit_bytes\x18\x0c \x01(\x03\x12\x1c\n\x14retained_limit_bytes\x18\r \x01(\x03\x12\x31\n\x0eorphan_timeout\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nkill_grace\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05stdin\x18\x10 \x01(\x0c\x12.\n\nstdin_mode\x18\x11 \x01(\x0e\x32\x1a.orchard.exec.v1.StdinMode\x12!\n\x03tty\x18\x12 \x01(\x0b\x32\x14.orchard.exec.v1.Tty\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\t\n\x07\x63ommand\"+\n\nWindowSize\x12\x0c\n\x04rows\x18\x01 \x01(\x05\x12\x0f\n\x07\x63olumns\x18\x02 \x01(\x05\">\n\x03Tty\x12)\n\x04size\x18\x01 \x01(\x0b\x32\x1b.orchard.exec.v1.WindowSize\x12\x0c\n\x04term\x18\x02 \x01(\t\"=\n\nStdinState\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x0f\n\x07written\x18\x02 \x01(\x03\x12\x0e\n\x06\x63losed\x18\x03 \x01(\x08\"\x84\x02\n\x04\x45xec\x12\x0f\n\x07\x65xec_id\x18\x01 \x01(\t\x12)\n\x05state\x18\x02 \x01(\x0e\x32\x1a.orchard.exec.v1.ExecState\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0b\n\x03pid\x18\x05 \x01(\x05\x12+\n\x06result\x18\x06 \x01(\x0b\x32\x1b.orchard.exec.v1.ExecResult\x12\x0f\n\x07\x63ommand\x18\x07 \x01(\t\x12\x14\n\x0coutput_bytes\x18\x08 \x01(\x03\"\xeb\x02\n\nExecResult\x12\'\n\x05\x65nded\x18\x01 \x01(\x0e\x32\x18.orchard.exec.v1.ExecEnd\x12\x11\n\texit_code\x18\x02 \x01(\x05\x12\x0e\n\x06signal\x18\x03 \x01(\x05\x12\x0f\n\x07message\x18\x04 \x01(\t\x12.\n\nstart_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x08user_cpu\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nsystem_cpu\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11peak_memory_bytes\x18\t \x01(\x03\x12\x14\n\x0coutput_bytes\x18\n \x01(\x03\x12\x15\n\rdropped_bytes\x18\x0b \x01(\x03\"Z\n\x0bOutputChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12-\n\x06stream\x18\x02 \x01(\x0e\x32\x1d.orchard.exec.v1.OutputStream\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\")\n\tOutputGap\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x0c\n\x04size\x18\x02 \x01(\x03*<\n\tStdinMode\x12\x1a\n\x16STDIN_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSTDIN_MODE_PIPE\x10\x01*l\n\tExecState\x12\x1a\n\x16\x45XEC_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45XEC_STATE_QUEUED\x10\x01\x12\x16\n\x12\x45XEC_STATE_RUNNING\x10\x02\x12\x14\n\x10\x45XEC_STATE_ENDED\x10\x03*\x9e\x02\n\x07\x45xecEnd\x12\x18\n\x14\x45XEC_END_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45XEC_END_EXITED\x10\x01\x12\x16\n\x12\x45XEC_END_SIGNALLED\x10\x02\x12\x16\n\x12\x45XEC_END_TIMED_OUT\x10\x03\x12\x1a\n\x16\x45XEC_END_OUT_OF_MEMORY\x10\x04\x12\x13\n\x0f\x45XEC_END_KILLED\x10\x05\x12\x19\n\x15\x45XEC_END_OUTPUT_LIMIT\x10\x06\x12\x15\n\x11\x45XEC_END_ORPHANED\x10\x07\x12\x18\n\x14\x45XEC_END_NOT_STARTED\x10\x08\x12\x1c\n\x18\x45XEC_END_AGENT_RESTARTED\x10\t\x12\x19\n\x15\x45XEC_END_SANDBOX_LOST\x10\n*a\n\x0cOutputStream\x12\x1d\n\x19OUTPUT_STREAM_UNSPECIFIED\x10\x00\x12\x18\n\x14OUTPUT_STREAM_STDOUT\x10\x01\x12\x18\n\x14OUTPUT_STREAM_STDERR\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,24 +35,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_EXECSPEC_ENVENTRY']._loaded_options = None
   _globals['_EXECSPEC_ENVENTRY']._serialized_options = b'8\001'
-  _globals['_EXECSTATE']._serialized_start=1446
-  _globals['_EXECSTATE']._serialized_end=1554
-  _globals['_EXECEND']._serialized_start=1557
-  _globals['_EXECEND']._serialized_end=1843
-  _globals['_OUTPUTSTREAM']._serialized_start=1845
-  _globals['_OUTPUTSTREAM']._serialized_end=1942
+  _globals['_STDINMODE']._serialized_start=1701
+  _globals['_STDINMODE']._serialized_end=1761
+  _globals['_EXECSTATE']._serialized_start=1763
+  _globals['_EXECSTATE']._serialized_end=1871
+  _globals['_EXECEND']._serialized_start=1874
+  _globals['_EXECEND']._serialized_end=2160
+  _globals['_OUTPUTSTREAM']._serialized_start=2162
+  _globals['_OUTPUTSTREAM']._serialized_end=2259
   _globals['_ARGV']._serialized_start=112
   _globals['_ARGV']._serialized_end=132
   _globals['_EXECSPEC']._serialized_start=135
-  _globals['_EXECSPEC']._serialized_end=680
-  _globals['_EXECSPEC_ENVENTRY']._serialized_start=627
-  _globals['_EXECSPEC_ENVENTRY']._serialized_end=669
-  _globals['_EXEC']._serialized_start=683
-  _globals['_EXEC']._serialized_end=943
-  _globals['_EXECRESULT']._serialized_start=946
-  _globals['_EXECRESULT']._serialized_end=1309
-  _globals['_OUTPUTCHUNK']._serialized_start=1311
-  _globals['_OUTPUTCHUNK']._serialized_end=1401
-  _globals['_OUTPUTGAP']._serialized_start=1403
-  _globals['_OUTPUTGAP']._serialized_end=1444
+  _globals['_EXECSPEC']._serialized_end=763
+  _globals['_EXECSPEC_ENVENTRY']._serialized_start=710
+  _globals['_EXECSPEC_ENVENTRY']._serialized_end=752
+  _globals['_WINDOWSIZE']._serialized_start=765
+  _globals['_WINDOWSIZE']._serialized_end=808
+  _globals['_TTY']._serialized_start=810
+  _globals['_TTY']._serialized_end=872
+  _globals['_STDINSTATE']._serialized_start=874
+  _globals['_STDINSTATE']._serialized_end=935
+  _globals['_EXEC']._serialized_start=938
+  _globals['_EXEC']._serialized_end=1198
+  _globals['_EXECRESULT']._serialized_start=1201
+  _globals['_EXECRESULT']._serialized_end=1564
+  _globals['_OUTPUTCHUNK']._serialized_start=1566
+  _globals['_OUTPUTCHUNK']._serialized_end=1656
+  _globals['_OUTPUTGAP']._serialized_start=1658
+  _globals['_OUTPUTGAP']._serialized_end=1699
 # @@protoc_insertion_point(module_scope)

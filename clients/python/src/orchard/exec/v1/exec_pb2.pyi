@@ -21,6 +21,26 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _StdinMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _StdinModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StdinMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    STDIN_MODE_UNSPECIFIED: _StdinMode.ValueType  # 0
+    """The default: the bytes of stdin; without any, /dev/null."""
+    STDIN_MODE_PIPE: _StdinMode.ValueType  # 1
+    """A pipe that WriteStdin or Attach fills and ends."""
+
+class StdinMode(_StdinMode, metaclass=_StdinModeEnumTypeWrapper):
+    """StdinMode is where a command's standard input comes from."""
+
+STDIN_MODE_UNSPECIFIED: StdinMode.ValueType  # 0
+"""The default: the bytes of stdin; without any, /dev/null."""
+STDIN_MODE_PIPE: StdinMode.ValueType  # 1
+"""A pipe that WriteStdin or Attach fills and ends."""
+Global___StdinMode: _TypeAlias = StdinMode  # noqa: Y015
+
 class _ExecState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -197,6 +217,8 @@ class ExecSpec(_message.Message):
     ORPHAN_TIMEOUT_FIELD_NUMBER: _builtins.int
     KILL_GRACE_FIELD_NUMBER: _builtins.int
     STDIN_FIELD_NUMBER: _builtins.int
+    STDIN_MODE_FIELD_NUMBER: _builtins.int
+    TTY_FIELD_NUMBER: _builtins.int
     shell: _builtins.str
     """A shell command line, at most 1 MiB, no NUL: run by `bash -c` where the sandbox has bash, else by `sh -c`."""
     login_shell: _builtins.bool
@@ -216,7 +238,9 @@ class ExecSpec(_message.Message):
     retained_limit_bytes: _builtins.int
     """Keep at most this many bytes of output for readers; older ones drop. Default 64 MiB; from 64 KiB to 1 GiB."""
     stdin: _builtins.bytes
-    """Bytes on its standard input, then end of file. At most 512 KiB. Empty: /dev/null."""
+    """Bytes on its standard input, then end of file. At most 512 KiB. Empty: /dev/null, or what stdin_mode says."""
+    stdin_mode: Global___StdinMode.ValueType
+    """Where its standard input comes from. PIPE goes neither with stdin nor with tty."""
     @_builtins.property
     def argv(self) -> Global___Argv:
         """A program and its arguments."""
@@ -243,6 +267,13 @@ class ExecSpec(_message.Message):
     def kill_grace(self) -> _duration_pb2.Duration:
         """Time between TERM and KILL when it is ended. Default 5 s; from 0 to 10 min."""
 
+    @_builtins.property
+    def tty(self) -> Global___Tty:
+        """Give it a terminal: its standard input, output and error, and the controlling terminal of a session of its own. Input comes by
+        WriteStdin or Attach; output is all of stream STDOUT. It runs concurrent, whatever that field says. Not together with stdin or
+        merge_stderr. A sandbox without terminals: FAILED_PRECONDITION (PTY_UNAVAILABLE).
+        """
+
     def __init__(
         self,
         *,
@@ -262,16 +293,102 @@ class ExecSpec(_message.Message):
         orphan_timeout: _duration_pb2.Duration | None = ...,
         kill_grace: _duration_pb2.Duration | None = ...,
         stdin: _builtins.bytes = ...,
+        stdin_mode: Global___StdinMode.ValueType = ...,
+        tty: Global___Tty | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["argv", b"argv", "command", b"command", "kill_grace", b"kill_grace", "orphan_timeout", b"orphan_timeout", "queue_timeout", b"queue_timeout", "shell", b"shell", "timeout", b"timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["argv", b"argv", "command", b"command", "kill_grace", b"kill_grace", "orphan_timeout", b"orphan_timeout", "queue_timeout", b"queue_timeout", "shell", b"shell", "timeout", b"timeout", "tty", b"tty"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["argv", b"argv", "command", b"command", "concurrent", b"concurrent", "cwd", b"cwd", "env", b"env", "kill_grace", b"kill_grace", "login_shell", b"login_shell", "merge_stderr", b"merge_stderr", "no_timeout", b"no_timeout", "orphan_timeout", b"orphan_timeout", "output_limit_bytes", b"output_limit_bytes", "queue_timeout", b"queue_timeout", "retained_limit_bytes", b"retained_limit_bytes", "shell", b"shell", "stdin", b"stdin", "timeout", b"timeout", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["argv", b"argv", "command", b"command", "concurrent", b"concurrent", "cwd", b"cwd", "env", b"env", "kill_grace", b"kill_grace", "login_shell", b"login_shell", "merge_stderr", b"merge_stderr", "no_timeout", b"no_timeout", "orphan_timeout", b"orphan_timeout", "output_limit_bytes", b"output_limit_bytes", "queue_timeout", b"queue_timeout", "retained_limit_bytes", b"retained_limit_bytes", "shell", b"shell", "stdin", b"stdin", "stdin_mode", b"stdin_mode", "timeout", b"timeout", "tty", b"tty", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["argv", "shell"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
 Global___ExecSpec: _TypeAlias = ExecSpec  # noqa: Y015
+
+@_typing.final
+class WindowSize(_message.Message):
+    """WindowSize is the size of a terminal."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    """Lines, 1 to 65,535."""
+    columns: _builtins.int
+    """Characters of a line, 1 to 65,535."""
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        columns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WindowSize: _TypeAlias = WindowSize  # noqa: Y015
+
+@_typing.final
+class Tty(_message.Message):
+    """Tty describes a terminal."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    term: _builtins.str
+    """What kind it is: TERM of the command, unless its env has that. At most 64 of A-Z, a-z, 0-9 and "+-._". Default xterm-256color."""
+    @_builtins.property
+    def size(self) -> Global___WindowSize:
+        """Its size at the start. Default 24 rows, 80 columns."""
+
+    def __init__(
+        self,
+        *,
+        size: Global___WindowSize | None = ...,
+        term: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["size", b"size"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["size", b"size", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tty: _TypeAlias = Tty  # noqa: Y015
+
+@_typing.final
+class StdinState(_message.Message):
+    """StdinState is how far a command's standard input has come."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    WRITTEN_FIELD_NUMBER: _builtins.int
+    CLOSED_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """Bytes that the agent has taken: the offset of the next one. Bytes before it are never needed again."""
+    written: _builtins.int
+    """Of those, bytes that the command's pipe or terminal has taken."""
+    closed: _builtins.bool
+    """No more is taken: its end was sent, the command has closed it, or has ended."""
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+        written: _builtins.int = ...,
+        closed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "offset", b"offset", "written", b"written"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StdinState: _TypeAlias = StdinState  # noqa: Y015
 
 @_typing.final
 class Exec(_message.Message):

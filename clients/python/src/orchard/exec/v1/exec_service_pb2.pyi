@@ -452,3 +452,450 @@ class ExecResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___ExecResponse: _TypeAlias = ExecResponse  # noqa: Y015
+
+@_typing.final
+class WriteStdinRequest(_message.Message):
+    """WriteStdinRequest is the start or a piece of a command's input."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SANDBOX_ID_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    sandbox_id: _builtins.str
+    """The sandbox; needed in the first message."""
+    data: _builtins.bytes
+    """Bytes, at most 1 MiB a message."""
+    end: _builtins.bool
+    """The end of the command's input, true. On a terminal: its end-of-file character, ^D. A stream that ends without it leaves the
+    input open.
+    """
+    @_builtins.property
+    def start(self) -> Global___WriteStdinStart:
+        """Of which command, and from where."""
+
+    def __init__(
+        self,
+        *,
+        sandbox_id: _builtins.str = ...,
+        start: Global___WriteStdinStart | None = ...,
+        data: _builtins.bytes = ...,
+        end: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "end", b"end", "payload", b"payload", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "end", b"end", "payload", b"payload", "sandbox_id", b"sandbox_id", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["start", "data", "end"]  # noqa: Y015
+    _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
+
+Global___WriteStdinRequest: _TypeAlias = WriteStdinRequest  # noqa: Y015
+
+@_typing.final
+class WriteStdinStart(_message.Message):
+    """WriteStdinStart says of which command, and from where."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXEC_ID_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    exec_id: _builtins.str
+    """The exec."""
+    offset: _builtins.int
+    """Position of the first byte among all that is written to this exec."""
+    def __init__(
+        self,
+        *,
+        exec_id: _builtins.str = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exec_id", b"exec_id", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteStdinStart: _TypeAlias = WriteStdinStart  # noqa: Y015
+
+@_typing.final
+class WriteStdinResponse(_message.Message):
+    """WriteStdinResponse tells what was taken."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def state(self) -> _exec_pb2.StdinState:
+        """How far it has come."""
+
+    def __init__(
+        self,
+        *,
+        state: _exec_pb2.StdinState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteStdinResponse: _TypeAlias = WriteStdinResponse  # noqa: Y015
+
+@_typing.final
+class GetStdinRequest(_message.Message):
+    """GetStdinRequest names an exec."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SANDBOX_ID_FIELD_NUMBER: _builtins.int
+    EXEC_ID_FIELD_NUMBER: _builtins.int
+    sandbox_id: _builtins.str
+    """The sandbox."""
+    exec_id: _builtins.str
+    """The exec."""
+    def __init__(
+        self,
+        *,
+        sandbox_id: _builtins.str = ...,
+        exec_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exec_id", b"exec_id", "sandbox_id", b"sandbox_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStdinRequest: _TypeAlias = GetStdinRequest  # noqa: Y015
+
+@_typing.final
+class GetStdinResponse(_message.Message):
+    """GetStdinResponse tells from where to go on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def state(self) -> _exec_pb2.StdinState:
+        """How far it has come."""
+
+    def __init__(
+        self,
+        *,
+        state: _exec_pb2.StdinState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStdinResponse: _TypeAlias = GetStdinResponse  # noqa: Y015
+
+@_typing.final
+class ResizePtyRequest(_message.Message):
+    """ResizePtyRequest sets a size."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SANDBOX_ID_FIELD_NUMBER: _builtins.int
+    EXEC_ID_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    sandbox_id: _builtins.str
+    """The sandbox."""
+    exec_id: _builtins.str
+    """The exec."""
+    @_builtins.property
+    def size(self) -> _exec_pb2.WindowSize:
+        """The size."""
+
+    def __init__(
+        self,
+        *,
+        sandbox_id: _builtins.str = ...,
+        exec_id: _builtins.str = ...,
+        size: _exec_pb2.WindowSize | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["size", b"size"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exec_id", b"exec_id", "sandbox_id", b"sandbox_id", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResizePtyRequest: _TypeAlias = ResizePtyRequest  # noqa: Y015
+
+@_typing.final
+class ResizePtyResponse(_message.Message):
+    """ResizePtyResponse is the exec after it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXEC_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def exec(self) -> _exec_pb2.Exec:
+        """The exec."""
+
+    def __init__(
+        self,
+        *,
+        exec: _exec_pb2.Exec | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exec", b"exec"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exec", b"exec"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResizePtyResponse: _TypeAlias = ResizePtyResponse  # noqa: Y015
+
+@_typing.final
+class AttachRequest(_message.Message):
+    """AttachRequest is what goes in."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SANDBOX_ID_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    STDIN_FIELD_NUMBER: _builtins.int
+    RESIZE_FIELD_NUMBER: _builtins.int
+    SIGNAL_FIELD_NUMBER: _builtins.int
+    KEEPALIVE_FIELD_NUMBER: _builtins.int
+    sandbox_id: _builtins.str
+    """The sandbox; needed in the first message."""
+    @_builtins.property
+    def start(self) -> Global___AttachStart:
+        """To what."""
+
+    @_builtins.property
+    def stdin(self) -> Global___StdinChunk:
+        """Input."""
+
+    @_builtins.property
+    def resize(self) -> _exec_pb2.WindowSize:
+        """The size of the terminal."""
+
+    @_builtins.property
+    def signal(self) -> Global___AttachSignal:
+        """A signal, as SignalExec sends it. What the user's keys send goes through stdin."""
+
+    @_builtins.property
+    def keepalive(self) -> Global___Keepalive:
+        """Nothing, but the client lives."""
+
+    def __init__(
+        self,
+        *,
+        sandbox_id: _builtins.str = ...,
+        start: Global___AttachStart | None = ...,
+        stdin: Global___StdinChunk | None = ...,
+        resize: _exec_pb2.WindowSize | None = ...,
+        signal: Global___AttachSignal | None = ...,
+        keepalive: Global___Keepalive | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["keepalive", b"keepalive", "payload", b"payload", "resize", b"resize", "signal", b"signal", "start", b"start", "stdin", b"stdin"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keepalive", b"keepalive", "payload", b"payload", "resize", b"resize", "sandbox_id", b"sandbox_id", "signal", b"signal", "start", b"start", "stdin", b"stdin"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["start", "stdin", "resize", "signal", "keepalive"]  # noqa: Y015
+    _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
+
+Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
+
+@_typing.final
+class AttachStart(_message.Message):
+    """AttachStart says to what."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXEC_ID_FIELD_NUMBER: _builtins.int
+    SPEC_FIELD_NUMBER: _builtins.int
+    OUTPUT_OFFSET_FIELD_NUMBER: _builtins.int
+    exec_id: _builtins.str
+    """As in StartExecRequest."""
+    output_offset: _builtins.int
+    """The first output byte wanted."""
+    @_builtins.property
+    def spec(self) -> _exec_pb2.ExecSpec:
+        """What to run, as in StartExec; it starts at once, as with concurrent. Unset: attach to an exec that was started before."""
+
+    def __init__(
+        self,
+        *,
+        exec_id: _builtins.str = ...,
+        spec: _exec_pb2.ExecSpec | None = ...,
+        output_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exec_id", b"exec_id", "output_offset", b"output_offset", "spec", b"spec"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttachStart: _TypeAlias = AttachStart  # noqa: Y015
+
+@_typing.final
+class StdinChunk(_message.Message):
+    """StdinChunk is a run of input bytes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """Position of its first byte among all that is written to this exec."""
+    data: _builtins.bytes
+    """The bytes, at most 1 MiB."""
+    end: _builtins.bool
+    """The input ends behind these bytes. On a terminal: ^D."""
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+        end: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "end", b"end", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StdinChunk: _TypeAlias = StdinChunk  # noqa: Y015
+
+@_typing.final
+class AttachSignal(_message.Message):
+    """AttachSignal is a signal."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIGNAL_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    signal: _builtins.int
+    """Its number, 1 to 64."""
+    target: Global___SignalTarget.ValueType
+    """Who gets it."""
+    request_id: _builtins.str
+    """As in SignalExecRequest."""
+    def __init__(
+        self,
+        *,
+        signal: _builtins.int = ...,
+        target: Global___SignalTarget.ValueType = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "signal", b"signal", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttachSignal: _TypeAlias = AttachSignal  # noqa: Y015
+
+@_typing.final
+class Keepalive(_message.Message):
+    """Keepalive says that the other side lives."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Keepalive: _TypeAlias = Keepalive  # noqa: Y015
+
+@_typing.final
+class AttachResponse(_message.Message):
+    """AttachResponse is what comes out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STARTED_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    GAP_FIELD_NUMBER: _builtins.int
+    EXIT_FIELD_NUMBER: _builtins.int
+    STDIN_FIELD_NUMBER: _builtins.int
+    KEEPALIVE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def started(self) -> Global___AttachStarted:
+        """First: it is attached."""
+
+    @_builtins.property
+    def output(self) -> _exec_pb2.OutputChunk:
+        """Output."""
+
+    @_builtins.property
+    def gap(self) -> _exec_pb2.OutputGap:
+        """Output that is gone."""
+
+    @_builtins.property
+    def exit(self) -> _exec_pb2.ExecResult:
+        """The end; nothing follows."""
+
+    @_builtins.property
+    def stdin(self) -> _exec_pb2.StdinState:
+        """Input has been written, now and then, or is closed. A client that keeps its unwritten bytes within 128 KiB is never held up by a
+        command that does not read.
+        """
+
+    @_builtins.property
+    def keepalive(self) -> Global___Keepalive:
+        """Nothing, but the agent lives; every 15 s."""
+
+    def __init__(
+        self,
+        *,
+        started: Global___AttachStarted | None = ...,
+        output: _exec_pb2.OutputChunk | None = ...,
+        gap: _exec_pb2.OutputGap | None = ...,
+        exit: _exec_pb2.ExecResult | None = ...,
+        stdin: _exec_pb2.StdinState | None = ...,
+        keepalive: Global___Keepalive | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "exit", b"exit", "gap", b"gap", "keepalive", b"keepalive", "output", b"output", "started", b"started", "stdin", b"stdin"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "exit", b"exit", "gap", b"gap", "keepalive", b"keepalive", "output", b"output", "started", b"started", "stdin", b"stdin"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "output", "gap", "exit", "stdin", "keepalive"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___AttachResponse: _TypeAlias = AttachResponse  # noqa: Y015
+
+@_typing.final
+class AttachStarted(_message.Message):
+    """AttachStarted says to what."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXEC_FIELD_NUMBER: _builtins.int
+    STDIN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def exec(self) -> _exec_pb2.Exec:
+        """The exec."""
+
+    @_builtins.property
+    def stdin(self) -> _exec_pb2.StdinState:
+        """From where to go on writing. Unset for an exec without stdin_mode or tty."""
+
+    def __init__(
+        self,
+        *,
+        exec: _exec_pb2.Exec | None = ...,
+        stdin: _exec_pb2.StdinState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exec", b"exec", "stdin", b"stdin"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exec", b"exec", "stdin", b"stdin"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttachStarted: _TypeAlias = AttachStarted  # noqa: Y015

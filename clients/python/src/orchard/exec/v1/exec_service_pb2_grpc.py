@@ -67,6 +67,26 @@ class ExecServiceStub:
                 request_serializer=orchard_dot_exec_dot_v1_dot_exec__service__pb2.ExecRequest.SerializeToString,
                 response_deserializer=orchard_dot_exec_dot_v1_dot_exec__service__pb2.ExecResponse.FromString,
                 _registered_method=True)
+        self.WriteStdin = channel.stream_unary(
+                '/orchard.exec.v1.ExecService/WriteStdin',
+                request_serializer=orchard_dot_exec_dot_v1_dot_exec__service__pb2.WriteStdinRequest.SerializeToString,
+                response_deserializer=orchard_dot_exec_dot_v1_dot_exec__service__pb2.WriteStdinResponse.FromString,
+                _registered_method=True)
+        self.GetStdin = channel.unary_unary(
+                '/orchard.exec.v1.ExecService/GetStdin',
+                request_serializer=orchard_dot_exec_dot_v1_dot_exec__service__pb2.GetStdinRequest.SerializeToString,
+                response_deserializer=orchard_dot_exec_dot_v1_dot_exec__service__pb2.GetStdinResponse.FromString,
+                _registered_method=True)
+        self.ResizePty = channel.unary_unary(
+                '/orchard.exec.v1.ExecService/ResizePty',
+                request_serializer=orchard_dot_exec_dot_v1_dot_exec__service__pb2.ResizePtyRequest.SerializeToString,
+                response_deserializer=orchard_dot_exec_dot_v1_dot_exec__service__pb2.ResizePtyResponse.FromString,
+                _registered_method=True)
+        self.Attach = channel.stream_stream(
+                '/orchard.exec.v1.ExecService/Attach',
+                request_serializer=orchard_dot_exec_dot_v1_dot_exec__service__pb2.AttachRequest.SerializeToString,
+                response_deserializer=orchard_dot_exec_dot_v1_dot_exec__service__pb2.AttachResponse.FromString,
+                _registered_method=True)
 
 
 class ExecServiceServicer:
@@ -127,6 +147,42 @@ class ExecServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WriteStdin(self, request_iterator, context):
+        """WriteStdin brings bytes of a command's standard input: the first message says where they begin, the next bring them, and end says
+        that this was all. Bytes that were taken already are skipped, so a call that broke is repeated as it was. It answers when all are
+        taken, or with what is taken when the command has read none for 30 s (the agent holds 256 KiB): call again from there. Errors:
+        OUT_OF_RANGE (STDIN_OFFSET_AHEAD: bytes before these are missing; expected_offset in metadata), FAILED_PRECONDITION (STDIN_CLOSED:
+        its end was sent, the command has closed it or has ended; STDIN_NOT_OPEN: it was started without stdin_mode or tty; EXEC_EXPIRED).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetStdin(self, request, context):
+        """GetStdin tells from where to go on writing. Errors: FAILED_PRECONDITION (STDIN_NOT_OPEN, EXEC_EXPIRED).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResizePty(self, request, context):
+        """ResizePty sets the size of a command's terminal, whose processes get SIGWINCH if it is another. Idempotent; an ended exec is
+        returned as it is. Errors: FAILED_PRECONDITION (NO_TTY: it was started without tty; EXEC_EXPIRED).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Attach(self, request_iterator, context):
+        """Attach is a terminal's connection, also for commands without one: the first message starts a command or names one that runs, then
+        input, sizes and signals go in and output comes out, to the end. A stream that ends or breaks ends no command: attach again with
+        the same exec_id and the offsets reached, and no byte is lost. A client that has nothing to say sends keepalive every 30 s: a
+        stream that is silent both ways for 2 min ends. Any number may be attached. Errors: as StartExec, WriteStdin and ReadOutput.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExecServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -159,6 +215,26 @@ def add_ExecServiceServicer_to_server(servicer, server):
                     servicer.Exec,
                     request_deserializer=orchard_dot_exec_dot_v1_dot_exec__service__pb2.ExecRequest.FromString,
                     response_serializer=orchard_dot_exec_dot_v1_dot_exec__service__pb2.ExecResponse.SerializeToString,
+            ),
+            'WriteStdin': grpc.stream_unary_rpc_method_handler(
+                    servicer.WriteStdin,
+                    request_deserializer=orchard_dot_exec_dot_v1_dot_exec__service__pb2.WriteStdinRequest.FromString,
+                    response_serializer=orchard_dot_exec_dot_v1_dot_exec__service__pb2.WriteStdinResponse.SerializeToString,
+            ),
+            'GetStdin': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStdin,
+                    request_deserializer=orchard_dot_exec_dot_v1_dot_exec__service__pb2.GetStdinRequest.FromString,
+                    response_serializer=orchard_dot_exec_dot_v1_dot_exec__service__pb2.GetStdinResponse.SerializeToString,
+            ),
+            'ResizePty': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResizePty,
+                    request_deserializer=orchard_dot_exec_dot_v1_dot_exec__service__pb2.ResizePtyRequest.FromString,
+                    response_serializer=orchard_dot_exec_dot_v1_dot_exec__service__pb2.ResizePtyResponse.SerializeToString,
+            ),
+            'Attach': grpc.stream_stream_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=orchard_dot_exec_dot_v1_dot_exec__service__pb2.AttachRequest.FromString,
+                    response_serializer=orchard_dot_exec_dot_v1_dot_exec__service__pb2.AttachResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -326,6 +402,114 @@ class ExecService:
             '/orchard.exec.v1.ExecService/Exec',
             orchard_dot_exec_dot_v1_dot_exec__service__pb2.ExecRequest.SerializeToString,
             orchard_dot_exec_dot_v1_dot_exec__service__pb2.ExecResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WriteStdin(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/orchard.exec.v1.ExecService/WriteStdin',
+            orchard_dot_exec_dot_v1_dot_exec__service__pb2.WriteStdinRequest.SerializeToString,
+            orchard_dot_exec_dot_v1_dot_exec__service__pb2.WriteStdinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStdin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/orchard.exec.v1.ExecService/GetStdin',
+            orchard_dot_exec_dot_v1_dot_exec__service__pb2.GetStdinRequest.SerializeToString,
+            orchard_dot_exec_dot_v1_dot_exec__service__pb2.GetStdinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResizePty(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/orchard.exec.v1.ExecService/ResizePty',
+            orchard_dot_exec_dot_v1_dot_exec__service__pb2.ResizePtyRequest.SerializeToString,
+            orchard_dot_exec_dot_v1_dot_exec__service__pb2.ResizePtyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/orchard.exec.v1.ExecService/Attach',
+            orchard_dot_exec_dot_v1_dot_exec__service__pb2.AttachRequest.SerializeToString,
+            orchard_dot_exec_dot_v1_dot_exec__service__pb2.AttachResponse.FromString,
             options,
             channel_credentials,
             insecure,

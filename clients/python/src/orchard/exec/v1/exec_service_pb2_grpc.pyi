@@ -62,6 +62,25 @@ class ExecServiceStub:
     """Exec starts a command and streams its output and result: StartExec and ReadOutput in one call. Calling it again with
     the same exec_id and an offset re-attaches. Errors as StartExec.
     """
+    WriteStdin: _grpc.StreamUnaryMultiCallable[_exec_service_pb2.WriteStdinRequest, _exec_service_pb2.WriteStdinResponse]
+    """WriteStdin brings bytes of a command's standard input: the first message says where they begin, the next bring them, and end says
+    that this was all. Bytes that were taken already are skipped, so a call that broke is repeated as it was. It answers when all are
+    taken, or with what is taken when the command has read none for 30 s (the agent holds 256 KiB): call again from there. Errors:
+    OUT_OF_RANGE (STDIN_OFFSET_AHEAD: bytes before these are missing; expected_offset in metadata), FAILED_PRECONDITION (STDIN_CLOSED:
+    its end was sent, the command has closed it or has ended; STDIN_NOT_OPEN: it was started without stdin_mode or tty; EXEC_EXPIRED).
+    """
+    GetStdin: _grpc.UnaryUnaryMultiCallable[_exec_service_pb2.GetStdinRequest, _exec_service_pb2.GetStdinResponse]
+    """GetStdin tells from where to go on writing. Errors: FAILED_PRECONDITION (STDIN_NOT_OPEN, EXEC_EXPIRED)."""
+    ResizePty: _grpc.UnaryUnaryMultiCallable[_exec_service_pb2.ResizePtyRequest, _exec_service_pb2.ResizePtyResponse]
+    """ResizePty sets the size of a command's terminal, whose processes get SIGWINCH if it is another. Idempotent; an ended exec is
+    returned as it is. Errors: FAILED_PRECONDITION (NO_TTY: it was started without tty; EXEC_EXPIRED).
+    """
+    Attach: _grpc.StreamStreamMultiCallable[_exec_service_pb2.AttachRequest, _exec_service_pb2.AttachResponse]
+    """Attach is a terminal's connection, also for commands without one: the first message starts a command or names one that runs, then
+    input, sizes and signals go in and output comes out, to the end. A stream that ends or breaks ends no command: attach again with
+    the same exec_id and the offsets reached, and no byte is lost. A client that has nothing to say sends keepalive every 30 s: a
+    stream that is silent both ways for 2 min ends. Any number may be attached. Errors: as StartExec, WriteStdin and ReadOutput.
+    """
 
 @_typing.type_check_only
 class ExecServiceAsyncStub(ExecServiceStub):
@@ -96,6 +115,25 @@ class ExecServiceAsyncStub(ExecServiceStub):
     Exec: _aio.UnaryStreamMultiCallable[_exec_service_pb2.ExecRequest, _exec_service_pb2.ExecResponse]  # type: ignore[assignment]
     """Exec starts a command and streams its output and result: StartExec and ReadOutput in one call. Calling it again with
     the same exec_id and an offset re-attaches. Errors as StartExec.
+    """
+    WriteStdin: _aio.StreamUnaryMultiCallable[_exec_service_pb2.WriteStdinRequest, _exec_service_pb2.WriteStdinResponse]  # type: ignore[assignment]
+    """WriteStdin brings bytes of a command's standard input: the first message says where they begin, the next bring them, and end says
+    that this was all. Bytes that were taken already are skipped, so a call that broke is repeated as it was. It answers when all are
+    taken, or with what is taken when the command has read none for 30 s (the agent holds 256 KiB): call again from there. Errors:
+    OUT_OF_RANGE (STDIN_OFFSET_AHEAD: bytes before these are missing; expected_offset in metadata), FAILED_PRECONDITION (STDIN_CLOSED:
+    its end was sent, the command has closed it or has ended; STDIN_NOT_OPEN: it was started without stdin_mode or tty; EXEC_EXPIRED).
+    """
+    GetStdin: _aio.UnaryUnaryMultiCallable[_exec_service_pb2.GetStdinRequest, _exec_service_pb2.GetStdinResponse]  # type: ignore[assignment]
+    """GetStdin tells from where to go on writing. Errors: FAILED_PRECONDITION (STDIN_NOT_OPEN, EXEC_EXPIRED)."""
+    ResizePty: _aio.UnaryUnaryMultiCallable[_exec_service_pb2.ResizePtyRequest, _exec_service_pb2.ResizePtyResponse]  # type: ignore[assignment]
+    """ResizePty sets the size of a command's terminal, whose processes get SIGWINCH if it is another. Idempotent; an ended exec is
+    returned as it is. Errors: FAILED_PRECONDITION (NO_TTY: it was started without tty; EXEC_EXPIRED).
+    """
+    Attach: _aio.StreamStreamMultiCallable[_exec_service_pb2.AttachRequest, _exec_service_pb2.AttachResponse]  # type: ignore[assignment]
+    """Attach is a terminal's connection, also for commands without one: the first message starts a command or names one that runs, then
+    input, sizes and signals go in and output comes out, to the end. A stream that ends or breaks ends no command: attach again with
+    the same exec_id and the offsets reached, and no byte is lost. A client that has nothing to say sends keepalive every 30 s: a
+    stream that is silent both ways for 2 min ends. Any number may be attached. Errors: as StartExec, WriteStdin and ReadOutput.
     """
 
 class ExecServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -164,6 +202,49 @@ class ExecServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_exec_service_pb2.ExecResponse], _abc.AsyncIterator[_exec_service_pb2.ExecResponse]]:
         """Exec starts a command and streams its output and result: StartExec and ReadOutput in one call. Calling it again with
         the same exec_id and an offset re-attaches. Errors as StartExec.
+        """
+
+    @_abc_1.abstractmethod
+    def WriteStdin(
+        self,
+        request_iterator: _MaybeAsyncIterator[_exec_service_pb2.WriteStdinRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_exec_service_pb2.WriteStdinResponse, _abc.Awaitable[_exec_service_pb2.WriteStdinResponse]]:
+        """WriteStdin brings bytes of a command's standard input: the first message says where they begin, the next bring them, and end says
+        that this was all. Bytes that were taken already are skipped, so a call that broke is repeated as it was. It answers when all are
+        taken, or with what is taken when the command has read none for 30 s (the agent holds 256 KiB): call again from there. Errors:
+        OUT_OF_RANGE (STDIN_OFFSET_AHEAD: bytes before these are missing; expected_offset in metadata), FAILED_PRECONDITION (STDIN_CLOSED:
+        its end was sent, the command has closed it or has ended; STDIN_NOT_OPEN: it was started without stdin_mode or tty; EXEC_EXPIRED).
+        """
+
+    @_abc_1.abstractmethod
+    def GetStdin(
+        self,
+        request: _exec_service_pb2.GetStdinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_exec_service_pb2.GetStdinResponse, _abc.Awaitable[_exec_service_pb2.GetStdinResponse]]:
+        """GetStdin tells from where to go on writing. Errors: FAILED_PRECONDITION (STDIN_NOT_OPEN, EXEC_EXPIRED)."""
+
+    @_abc_1.abstractmethod
+    def ResizePty(
+        self,
+        request: _exec_service_pb2.ResizePtyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_exec_service_pb2.ResizePtyResponse, _abc.Awaitable[_exec_service_pb2.ResizePtyResponse]]:
+        """ResizePty sets the size of a command's terminal, whose processes get SIGWINCH if it is another. Idempotent; an ended exec is
+        returned as it is. Errors: FAILED_PRECONDITION (NO_TTY: it was started without tty; EXEC_EXPIRED).
+        """
+
+    @_abc_1.abstractmethod
+    def Attach(
+        self,
+        request_iterator: _MaybeAsyncIterator[_exec_service_pb2.AttachRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_exec_service_pb2.AttachResponse], _abc.AsyncIterator[_exec_service_pb2.AttachResponse]]:
+        """Attach is a terminal's connection, also for commands without one: the first message starts a command or names one that runs, then
+        input, sizes and signals go in and output comes out, to the end. A stream that ends or breaks ends no command: attach again with
+        the same exec_id and the offsets reached, and no byte is lost. A client that has nothing to say sends keepalive every 30 s: a
+        stream that is silent both ways for 2 min ends. Any number may be attached. Errors: as StartExec, WriteStdin and ReadOutput.
         """
 
 def add_ExecServiceServicer_to_server(servicer: ExecServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

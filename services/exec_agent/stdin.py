@@ -1,0 +1,227 @@
+"""What a command reads: its input on the way to its pipe or terminal, by offset and within a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from services.common.errors import FailedPreconditionError, OutOfRangeError
+from services.exec_agent.latch import wake
+
+BUFFER_BYTES: Final = 256 << 10
+"""So much is taken before the command reads it."""
+PATIENCE_SECONDS: Final = 30.0
+"""A call waits so long for a command that does not read, then tells how far it has come."""
+_END_OF_FILE: Final = b"\x04"
+"""VEOF of a terminal, as it is unless its command has set another."""
+
+
+class Stdin:
+    """The input of one command. All methods run on the event loop.
+
+    Attributes:
+        offset: bytes taken; the offset of the next one.
+        closed: no more is taken: its end was given, or the command does not want it.
+        listeners: called when some was written, and when it is closed.
+    """
+
+    __slots__ = (
+        "_buffered",
+        "_ending",
+        "_fd",
+        "_interrupted",
+        "_loop",
+        "_parts",
+        "_terminal",
+        "_waiters",
+        "_watching",
+        "closed",
+        "listeners",
+        "offset",
+    )
+
+    def __init__(self, *, terminal: bool = False) -> None:
+        """`terminal`: it goes to one, which outlives the end of its input."""
+        self._loop = asyncio.get_running_loop()
+        self._terminal = terminal
+        self._fd = -1
+        self._parts: deque[memoryview] = deque()
+        self._buffered = 0
+        self._watching = False
+        self._ending = False
+        self._interrupted = False
+        self._waiters: set[asyncio.Future[None]] = set()
+        self.offset = 0
+        self.closed = False
+        self.listeners: set[Callable[[], None]] = set()
+
+    @classmethod
+    def of(cls, data: bytes) -> Stdin:
+        """Input that is known whole."""
+        made = cls()
+        made._hold(memoryview(data))
+        made._ending = made.closed = True
+        return made
+
+    @property
+    def written(self) -> int:
+        """Bytes that the command's pipe or terminal has taken."""
+        return self.offset - self._buffered
+
+    @property
+    def descriptor(self) -> int:
+        """Our end of the command's terminal or pipe; negative before its start and after its end."""
+        return self._fd
+
+    def open(self, descriptor: int) -> None:
+        """Write to `descriptor`, which is owned from now on, without blocking."""
+        self._fd = descriptor
+        os.set_blocking(descriptor, False)
+        self._write()
+
+    async def take(self, offset: int, data: bytes, patience: float = PATIENCE_SECONDS) -> bool:
+        """Take bytes, those that are new; waits for room. False: the command has read nothing for `patience` seconds.
+
+        Raises:
+            OutOfRangeError: STDIN_OFFSET_AHEAD: bytes before these are missing.
+            FailedPreconditionError: STDIN_CLOSED.
+        """
+        rest = memoryview(data)
+        while True:
+            done = self._put(offset, rest)
+            offset, rest = offset + done, rest[done:]
+            if not rest:
+                return True
+            if not done and not await self._moved(patience):
+                return False
+
+    def end(self, offset: int) -> None:
+        """The input ends at `offset`. Repeatable, also when nobody reads it any more.
+
+        Raises:
+            OutOfRangeError: STDIN_OFFSET_AHEAD.
+        """
+        self.check_reached(offset)
+        if not self.closed and offset == self.offset:
+            self._ending = self.closed = True
+            self._write()
+            self._notify()
+
+    def finish(self) -> None:
+        """The command's own process has ended: no more is taken; what is, a child of it may still read."""
+        if self._fd < 0 or self._terminal:
+            self.close()
+        elif not self.closed:
+            self._ending = self.closed = True
+            self._write()
+            self._notify()
+
+    def interrupt(self) -> None:
+        """The agent is about to stop: nobody waits for room any more."""
+        self._interrupted = True
+        self._notify()
+
+    def close(self) -> None:
+        """Write nothing more. Repeatable."""
+        self.closed = True
+        self._parts.clear()
+        self._unwatch()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self._notify()
+
+    def _put(self, offset: int, data: memoryview) -> int:
+        """Take what there is room for; returns how many bytes of `data` need not be sent again."""
+        self.check_reached(offset)
+        new = data[self.offset - offset :]
+        if not new:
+            return len(data)
+        if not self.closed:
+            part = new[: BUFFER_BYTES - self._buffered]
+            if part:
+                self._hold(part)
+                self._write()
+            if not self.closed:
+                return len(data) - len(new) + len(part)
+        raise FailedPreconditionError(
+            "the command takes no more input: its end was sent, the command has closed it, or it has ended",
+            reason="STDIN_CLOSED",
+            offset=self.offset,
+        )
+
+    def check_reached(self, offset: int) -> None:
+        """Raise OutOfRangeError (STDIN_OFFSET_AHEAD) if bytes before `offset` are missing."""
+        if offset > self.offset:
+            raise OutOfRangeError(
+                f"the input up to offset {self.offset} was taken, and this goes on at {offset}; send it from"
+                f" {self.offset} on",
+                reason="STDIN_OFFSET_AHEAD",
+                offset=offset,
+                expected_offset=self.offset,
+            )
+
+    def _hold(self, part: memoryview) -> None:
+        self._parts.append(part)
+        self._buffered += len(part)
+        self.offset += len(part)
+
+    def _write(self) -> None:
+        if self._fd < 0:
+            return
+        before = self._buffered
+        try:
+            while self._parts:
+                size = os.write(self._fd, self._parts[0])
+                self._buffered -= size
+                self._parts[0] = self._parts[0][size:]
+                if not self._parts[0]:
+                    self._parts.popleft()
+            self._all_written()
+        except BlockingIOError:
+            if not self._watching:
+                self._watching = True
+                self._loop.add_writer(self._fd, self._write)
+        except OSError:  # nobody reads it any more
+            self.close()
+            return
+        if self._buffered < before:
+            self._notify()
+
+    def _all_written(self) -> None:
+        if self._ending and self._terminal:
+            os.write(self._fd, _END_OF_FILE)
+            self._ending = False
+        self._unwatch()
+        if self._ending:
+            self.close()
+
+    def _unwatch(self) -> None:
+        if self._watching:
+            self._watching = False
+            self._loop.remove_writer(self._fd)
+
+    async def _moved(self, seconds: float) -> bool:
+        """Wait until some was written or it was closed; False after so long, or if the agent stops."""
+        if self._interrupted:
+            return False
+        waiter = self._loop.create_future()
+        self._waiters.add(waiter)
+        before = self._buffered
+        timer = self._loop.call_later(seconds, wake, waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+            timer.cancel()
+        return self.closed or self._buffered < before
+
+    def _notify(self) -> None:
+        for waiter in self._waiters:
+            wake(waiter)
+        self._waiters.clear()
+        for listener in tuple(self.listeners):
+            listener()

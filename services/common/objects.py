@@ -85,6 +85,30 @@ class ObjectStore:
             return False
         return True
 
+    async def small(self, names: Sequence[str], most_bytes: int) -> list[bytes | None]:
+        """Whole objects; None for one that has more than `most_bytes`, or is not there.
+
+        Raises:
+            UnavailableError: they cannot be read now.
+        """
+        if self._folder is not None:
+            with _translated(""):
+                return await asyncio.to_thread(_read_all, [self._folder / name for name in names], most_bytes)
+        found = await asyncio.gather(*(self._small(name, most_bytes) for name in names), return_exceptions=True)
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
+        return [one for one in found if not isinstance(one, BaseException)]
+
+    async def _small(self, name: str, most_bytes: int) -> bytes | None:
+        try:
+            with _translated(name):
+                async with asyncio.timeout(_SECONDS):
+                    found = await obstore.get_async(self._store, name)
+                    return bytes(await found.bytes_async()) if found.meta["size"] <= most_bytes else None
+        except ObjectNotFoundError:
+            return None
+
     async def chunks(self, name: str, offset: int = 0) -> AsyncIterator[bytes]:
         """An object's bytes from `offset` on, about a megabyte at a time.
 
@@ -113,6 +137,18 @@ class ObjectStore:
                         await obstore.delete_async(self._store, name)
             except ObjectNotFoundError:
                 continue
+
+
+def _read_all(paths: Sequence[Path], most_bytes: int) -> list[bytes | None]:
+    return [_read(path, most_bytes) for path in paths]
+
+
+def _read(path: Path, most_bytes: int) -> bytes | None:
+    try:
+        with path.open("rb", buffering=0) as file:
+            return file.read() if os.fstat(file.fileno()).st_size <= most_bytes else None
+    except FileNotFoundError:
+        return None
 
 
 def _sync(root: Path, name: str) -> None:

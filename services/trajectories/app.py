@@ -23,6 +23,7 @@ from services.common.telemetry import Telemetry
 from services.common.tokens import INTERNAL_AUDIENCE, PublicKeysFile, Verifier
 from services.trajectories.appender import Appender
 from services.trajectories.bodies import Bodies
+from services.trajectories.exporting import Exporter
 from services.trajectories.groups import Groups
 from services.trajectories.housekeeping import Housekeeper
 from services.trajectories.service import Trajectories
@@ -59,7 +60,7 @@ async def run(settings: TrajectoriesSettings, tasks: TaskGroup, telemetry: Telem
         health=health,
         service_names=SERVICE_NAMES,
     )
-    servicer = TrajectoryServicer(trajectories, Bodies(blobs, objects, _now), server.stopping)
+    servicer = TrajectoryServicer(trajectories, Exporter(store, objects), Bodies(blobs, objects, _now), server.stopping)
     server.grpc_server.add_generic_rpc_handlers((servicer.handlers(),))
     group_service_pb2_grpc.add_GroupServiceServicer_to_server(
         GroupServicer(Groups(GroupStore(database), _now)), server.grpc_server

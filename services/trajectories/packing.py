@@ -59,6 +59,16 @@ class Packer:
         return self._file, self._hash.hexdigest()
 
 
+def unpacked_whole(packed: bytes, most_bytes: int) -> bytes | None:
+    """Decompress what is small; None of what has more, or is broken: who reads it piece by piece is told of that."""
+    try:
+        if zstandard.frame_content_size(packed) > most_bytes:
+            return None
+        return zstandard.ZstdDecompressor().decompress(packed, max_output_size=most_bytes)
+    except zstandard.ZstdError:
+        return None
+
+
 async def unpacked(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Decompress."""
     decompressor = zstandard.ZstdDecompressor().decompressobj()

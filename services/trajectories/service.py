@@ -38,7 +38,6 @@ from services.trajectories.store.trajectories import Deleted, TrajectoryStore
 
 _BATCH_BYTES: Final = 512 << 10
 _FOLLOW_SECONDS: Final = 4.0
-_EXPORT_PAGE: Final = 100
 
 
 class Trajectories:
@@ -220,18 +219,6 @@ class Trajectories:
                     await changes.next(_FOLLOW_SECONDS)
                 if stopped():
                     raise UnavailableError("the service stops; read on from the next step", reason="SERVER_STOPPING")
-
-    async def export(
-        self, tenant: str, wanted: Filter, after: int
-    ) -> AsyncIterator[tuple[Trajectory, Sequence[StepValue]]]:
-        """Trajectories by key behind the position `after`, with the values of their steps."""
-        while True:
-            page, values = await self._store.export_page(tenant, wanted, after, _EXPORT_PAGE)
-            for trajectory in page:
-                yield trajectory, values.get(trajectory.key, ())
-                after = trajectory.key
-            if len(page) < _EXPORT_PAGE:
-                return
 
     async def count(self, tenant: str, wanted: Filter) -> int:
         """How many a filter selects."""

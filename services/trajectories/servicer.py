@@ -20,20 +20,22 @@ from services.common.pages import bad_token, decode_token, encode_token
 from services.common.validation import Fields
 from services.trajectories import servicer_values as values
 from services.trajectories.bodies import Bodies
+from services.trajectories.exporting import Exporter
 from services.trajectories.model import BlobReference, NewStep, Order, Status
 from services.trajectories.service import Trajectories
 from services.trajectories.servicer_steps import new_step
 from services.trajectories.store.appends import Append
 
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["TrajectoryService"]
-_APPEND_BYTES: Final = 4 << 20
+_MESSAGE_BYTES: Final = 1 << 20
 
 
 class TrajectoryServicer:
     """Serves orchard.trajectory.v1.TrajectoryService. Steps go out as they are stored, so two methods answer bytes."""
 
-    def __init__(self, trajectories: Trajectories, bodies: Bodies, stopping: asyncio.Event) -> None:
+    def __init__(self, trajectories: Trajectories, exporter: Exporter, bodies: Bodies, stopping: asyncio.Event) -> None:
         self._trajectories = trajectories
+        self._exporter = exporter
         self._bodies = bodies
         self._stopping = stopping
 
@@ -176,16 +178,25 @@ class TrajectoryServicer:
         after = decode_token("resume_token", request.resume_token, (int,))[0] if request.resume_token else 0
         total = await self._trajectories.count(tenant, wanted)
         yield pb.ExportTrajectoriesResponse(total=total).SerializeToString()
-        async for trajectory, step_values in self._trajectories.export(tenant, wanted, after):
-            yield pb.ExportTrajectoriesResponse(
-                trajectory=values.trajectory_message(trajectory),
-                step_values=map(values.step_value_message, step_values),
-            ).SerializeToString()
-            if not request.metadata_only:
-                async with aclosing(self._trajectories.read(trajectory, 0)) as runs:
+        exported = self._exporter.export(tenant, wanted, after, with_steps=not request.metadata_only)
+        async with aclosing(exported):
+            async for one in exported:
+                begin = pb.ExportTrajectoriesResponse(
+                    trajectory=values.trajectory_message(one.trajectory),
+                    step_values=map(values.step_value_message, one.values),
+                )
+                end = pb.ExportTrajectoriesResponse(resume_token=encode_token((one.trajectory.key,)))
+                head, tail = begin.SerializeToString(), end.SerializeToString()
+                if request.metadata_only or one.framed is not None:
+                    steps = one.framed or b""
+                    if len(steps) + len(head) + len(tail) <= _MESSAGE_BYTES:
+                        yield steps + head + tail
+                        continue
+                yield head
+                async with aclosing(self._trajectories.read(one.trajectory, 0)) as runs:
                     async for run in runs:
                         yield run.framed
-            yield pb.ExportTrajectoriesResponse(resume_token=encode_token((trajectory.key,))).SerializeToString()
+                yield tail
 
     async def AnnotateTrajectory(  # noqa: N802
         self,

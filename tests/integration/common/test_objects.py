@@ -65,3 +65,21 @@ async def test_a_folder_that_is_gone_or_no_folder(tmp_path: Path) -> None:
     (tmp_path / "objects").write_bytes(b"")
     with pytest.raises(UnavailableError):
         await store.put("a", b"body")
+
+
+@pytest.mark.parametrize("where", ["folder", "bucket"])
+async def test_small_objects_come_whole_and_others_not_at_all(store: ObjectStore, tmp_path: Path, where: str) -> None:
+    store = store if where == "bucket" else ObjectStore(f"file://{tmp_path}")
+    await store.put("a/small", b"1234")
+    await store.put("a/large", b"12345")
+    assert await store.small(["a/none", "a/small", "a/large"], 4) == [None, b"1234", None]
+    assert await store.small([], 4) == []
+
+
+async def test_small_objects_that_cannot_be_read_are_not_called_missing(
+    store: ObjectStore, server: ObjectServer
+) -> None:
+    await store.put("here", b"body")
+    server.failure = "forbidden"
+    with pytest.raises(UnavailableError):
+        await store.small(["here"], 4)

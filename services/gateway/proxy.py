@@ -176,7 +176,7 @@ class AgentProxy(ServiceProxy):
                 call = open_stream(
                     _with_first(first, requests), metadata=self._metadata(agent), timeout=context.time_remaining()
                 )
-                with self._streams.ending(call, context):
+                with self._streams.ending(call, context), peer_status(call):
                     async for reply in call:
                         yield reply
                     if self._telemetry is not None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import secrets
+import signal
 import socket
 import struct
 import urllib.request
@@ -13,11 +14,15 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import aiohttp
+import grpc
+import grpc.aio
 import orchard
 import pytest
 from orchard import ForwardEvent, ForwardState
+from orchard.exec.v1 import port_service_pb2
 
 from tests.support.platform import PlatformProcess, running_platform
+from tests.support.wire import Wire, reason_of, wire_to
 
 BACKSTOP = 60.0
 SERVER = Path(__file__).parents[1] / "support" / "port_server.py"
@@ -34,6 +39,12 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProce
 async def client(platform: PlatformProcess) -> AsyncIterator[orchard.AsyncSandboxClient]:
     async with orchard.AsyncSandboxClient(endpoint=platform.endpoint, api_key=platform.api_key) as client:
         yield client
+
+
+@pytest.fixture
+async def wire(platform: PlatformProcess) -> AsyncIterator[Wire]:
+    async with wire_to(platform.endpoint, platform.api_key) as wire:
+        yield wire
 
 
 @pytest.fixture
@@ -209,6 +220,19 @@ async def test_a_killed_gateway_breaks_what_was_open_and_nothing_else(
         assert await asyncio.wait_for(reader.readexactly(5), BACKSTOP) == b"after"
         writer.close()
         await asyncio.to_thread(platform.wait_ready, "gateway", not_pid=killed)
+
+
+async def test_a_stopping_gateway_says_so(platform: PlatformProcess, sandbox: orchard.AsyncSandbox, wire: Wire) -> None:
+    await start_server(sandbox, "echo", 8091)
+    call = wire.ports.ForwardPort(metadata=wire.metadata, timeout=BACKSTOP)
+    start = port_service_pb2.ForwardPortStart(port=8091)
+    await call.write(port_service_pb2.ForwardPortRequest(sandbox_id=sandbox.sandbox_id, start=start))
+    assert (await call.read()).WhichOneof("event") == "opened"
+    stopped = platform.kill_service("gateway", signal.SIGTERM)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert (caught.value.code(), reason_of(caught.value)) == (grpc.StatusCode.UNAVAILABLE, "SERVER_STOPPING")
+    await asyncio.to_thread(platform.wait_ready, "gateway", not_pid=stopped)
 
 
 async def test_leaving_ends_what_is_open_and_frees_the_port(sandbox: orchard.AsyncSandbox) -> None:

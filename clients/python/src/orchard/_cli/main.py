@@ -22,6 +22,7 @@ from orchard._cli import (
     groups,
     judge,
     plugins,
+    ports,
     tenants,
     trajectory_files,
     trajectory_rewards,
@@ -93,6 +94,8 @@ app.command(
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
 )(execution.exec_command)
 app.command("cp")(copying.copy)
+app.command()(ports.forward)
+app.command()(ports.expose)
 app.command("rm")(commands.remove)
 app.command()(commands.wait)
 app.command()(admin.usage)

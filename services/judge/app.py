@@ -33,6 +33,7 @@ from services.judge.settings import JudgeServiceSettings
 from services.judge.store.calls import CallStore
 from services.judge.store.claims import ClaimStore
 from services.judge.store.endings import EndingStore
+from services.judge.store.lanes import Company
 from services.judge.store.locks import QuestionLocks
 from services.judge.store.rubrics import RubricStore
 from services.judge.store.turns import Turns
@@ -51,8 +52,9 @@ async def run(settings: JudgeServiceSettings, tasks: TaskGroup, telemetry: Telem
     health = Health([DEPENDENCY])
     engine = connect(settings.database_url.get_secret_value(), pool_size=_POOL + _LANES, tls=settings.database_tls())
     database, answers = Turns(engine, _POOL), Answers(ObjectStore(settings.object_store_url))
-    store, locks = VerdictStore(database), QuestionLocks(engine)
-    claims, calls, endings = ClaimStore(engine), CallStore(database, engine), EndingStore(engine)
+    store, company = VerdictStore(database), Company()
+    claims, locks = ClaimStore(engine, company), QuestionLocks(engine, company)
+    calls, endings = CallStore(database, engine, company), EndingStore(engine, company)
     shelf = RubricShelf(RubricStore(database), _now)
     verifier = Verifier(PublicKeysFile(settings.public_keys_file), INTERNAL_AUDIENCE)
     server = Server(
@@ -61,7 +63,7 @@ async def run(settings: JudgeServiceSettings, tasks: TaskGroup, telemetry: Telem
         service_names=SERVICE_NAMES,
     )
     endpoints = {judge.name: make_endpoint(judge, server.stopping) for judge in load_judges(settings.judges_file)}
-    judging = Judging(endpoints, store, claims, calls, endings, shelf, locks, answers, _now)
+    judging = Judging(endpoints, store, claims, calls, endings, shelf, locks, answers, _now, company)
     batches, held = Batches(judging, store, _now), Held(settings.most_held_bytes)
     servicer = JudgeServicer(judging, batches, shelf, calls, answers, server.stopping, settings.most_judgements, held)
     judge_service_pb2_grpc.add_JudgeServiceServicer_to_server(servicer, server.grpc_server)

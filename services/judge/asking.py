@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, Protocol
 
 from orchard.rewards.scores import Excluded
 
+from services.common.backoff import Backoff
 from services.judge.answers.reading import Finish, read_answer
 from services.judge.backends.base import Ask, CallError, Reply
 from services.judge.backends.endpoint import Endpoint
@@ -162,7 +163,7 @@ class Asker:
     async def _answer(self, endpoint: Endpoint, number: int, *, swapped: bool) -> _Answered:
         """Try until there is an answer that can be read, or no try is left."""
         question, prompt = await self._prompts.of(swapped=swapped)
-        backoff = endpoint.backoff()
+        backoff: Backoff | None = None
         found = _Answered(Reading(Excluded(Reason.UNAVAILABLE), "the judge was not asked"))
         kept = self._kept_of(endpoint.settings.name, number, swapped=swapped)
         for one in kept:
@@ -176,6 +177,7 @@ class Asker:
             if not found.reading.again:
                 break
             if delay is not None and attempt + 1 < endpoint.settings.attempts:
+                backoff = backoff or endpoint.backoff()
                 await asyncio.sleep(max(delay, backoff.next()))
         if not isinstance(found.reading.score, Excluded):
             self.settled.add((endpoint.settings.name, number, swapped))

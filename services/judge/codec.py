@@ -19,6 +19,7 @@ from services.judge.model import (
     Usage,
     Verdict,
     Vote,
+    shallow,
 )
 from services.judge.rubrics import Criterion, Rubric
 from services.judge.texts import plain
@@ -48,8 +49,9 @@ def rubric_of(name: str, version: int, body: Mapping[str, Any]) -> Rubric:
 
 def verdict_json(verdict: Verdict) -> dict[str, Any]:
     """A verdict without its number in the store and its time."""
-    provenance = asdict(verdict.provenance)
-    provenance["parameters"]["aggregation"] = verdict.provenance.parameters.aggregation.value
+    given = verdict.provenance
+    parameters = shallow(given.parameters) | {"aggregation": given.parameters.aggregation.value}
+    provenance = shallow(given) | {"parameters": parameters, "cuts": [shallow(cut) for cut in given.cuts]}
     return {
         "kind": verdict.kind.value,
         "reading": _reading_json(verdict.reading),
@@ -60,13 +62,13 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
                 "model": plain(vote.model),
                 "reading": _reading_json(vote.reading),
                 "answers": list(vote.answers),
-                "usage": asdict(vote.usage),
+                "usage": shallow(vote.usage),
                 "latency_seconds": vote.latency_seconds,
             }
             for vote in verdict.votes
         ],
         "provenance": provenance,
-        "usage": asdict(verdict.usage),
+        "usage": shallow(verdict.usage),
         "latency_seconds": verdict.latency_seconds,
         "action_steps": list(verdict.action_steps),
     }

@@ -83,13 +83,14 @@ class QuestionJournal:
 
     async def answered(self, place: Place, prompt: Prompt, reply: Reply, usage: Usage, latency: float) -> Kept:
         """See Journal."""
-        backoff = Backoff(0.2, 2.0)
+        backoff: Backoff | None = None
         for left in range(_TRIES - 1, -1, -1):
             try:
                 return await self._answered(place, prompt, reply, usage, latency)
             except UnavailableError:
                 if not left:
                     raise
+            backoff = backoff or Backoff(0.2, 2.0)
             await asyncio.sleep(backoff.next())
         raise AssertionError  # for the type checker
 

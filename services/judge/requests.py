@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from services.common.errors import InvalidArgumentError
 from services.judge.backends.endpoint import Endpoint
 from services.judge.backends.limits import UNLIMITED, Amount
-from services.judge.model import Aggregation, Image, Kind, Parameters, Question, Step, Task, fields_of
+from services.judge.model import Aggregation, Image, Kind, Parameters, Question, Step, Task, attempts_json, shallow
 from services.judge.prompting.prompts import VERSIONS, shown_images
 from services.judge.votes import default_aggregation
 
@@ -37,18 +37,20 @@ class Request:
     fresh: bool = False
     budget: Amount = UNLIMITED
 
-    def hash(self) -> str:
+    def hash(self, attempts: str = "") -> str:
         """SHA-256 of what was asked for: by it a repeat is told from something else that came under the same id.
 
         The words of the caller alone, so that neither an upgrade nor another setting of a judge makes a repeat
         something else; what is at its default is left out, so that a new field makes no difference to those without it.
         The budget is no part of the question.
+
+        Args:
+            attempts: its attempts as JSON, where they are at hand: they are most of it.
         """
         asked = {
             "kind": self.kind.name,
-            "task": _given(asdict(self.task)),
+            "task": _given(shallow(self.task)),
             "resolved": self.task.resolved,
-            "attempts": fields_of(self.attempts),
             "judges": self.judges,
             "rubric": [self.rubric_name, self.rubric_version],
             "votes": [self.votes, self.aggregation and self.aggregation.name, self.quorum],
@@ -56,7 +58,10 @@ class Request:
             "max_output_tokens": self.max_output_tokens,
             "fresh": self.fresh,
         }
-        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        # As if the attempts were among these: they come first by their name.
+        attempts = attempts or attempts_json(self.attempts)
+        rest = json.dumps(asked, sort_keys=True)
+        return hashlib.sha256(f'{{"attempts": {attempts}, {rest[1:]}'.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +94,8 @@ def question_key(
 ) -> str:
     """SHA-256 of all that a verdict rests on: judges, parameters, prompt, rubric, trajectory and images."""
     content = [
-        [endpoint.settings.identity() for endpoint in endpoints],
-        asdict(parameters),
+        [endpoint.identity for endpoint in endpoints],
+        shallow(parameters),
         VERSIONS[question.kind],
         question.rubric.hash if question.rubric else "",
         trajectory_hash,

@@ -33,6 +33,7 @@ from services.judge.model import (
     Verdict,
     Vote,
     actions_of,
+    attempts_json,
 )
 from services.judge.prompting.prompts import VERSIONS, shown_images
 from services.judge.requests import Prepared, Request, lacks_evidence, parameters_of, question_key
@@ -41,6 +42,7 @@ from services.judge.rubrics import Rubric
 from services.judge.store.calls import CallStore, Owner
 from services.judge.store.claims import NOWHERE, ClaimStore, Earlier, Origin
 from services.judge.store.endings import Ending, EndingStore, Settled
+from services.judge.store.lanes import Company
 from services.judge.store.locks import QuestionLocks
 from services.judge.store.verdicts import VerdictStore
 from services.judge.votes import combine
@@ -88,6 +90,7 @@ class Judging:
         locks: QuestionLocks,
         answers: Answers,
         clock: Callable[[], datetime],
+        company: Company,
     ) -> None:
         self._endpoints = endpoints
         self._store = store
@@ -98,6 +101,7 @@ class Judging:
         self._locks = locks
         self._answers = answers
         self._clock = clock
+        self._company = company
         self._flights: dict[str, asyncio.Future[Verdict | None]] = {}
 
     async def prepare(self, tenant: str, request: Request) -> Prepared:
@@ -116,10 +120,13 @@ class Judging:
         parameters = parameters_of(request, len(endpoints))
 
         def prepared() -> Prepared:
-            trajectory_hash = question.trajectory_hash()
+            attempts = attempts_json(question.attempts)
+            trajectory_hash = question.trajectory_hash(attempts)
             key = question_key(question, trajectory_hash, endpoints, parameters)
             fresh, budget = request.fresh, request.budget
-            return Prepared(question, request.hash(), key, trajectory_hash, endpoints, parameters, fresh, budget)
+            return Prepared(
+                question, request.hash(attempts), key, trajectory_hash, endpoints, parameters, fresh, budget
+            )
 
         return await worked_out(question, prepared)
 
@@ -155,8 +162,9 @@ class Judging:
         flight = self._flights[name] = asyncio.get_running_loop().create_future()
         verdict = None
         try:
-            async with self._locks.held(name):
-                verdict = await self._judged(tenant, run, prepared, errand)
+            with self._company.joined():
+                async with self._locks.held(name):
+                    verdict = await self._judged(tenant, run, prepared, errand)
             return verdict
         finally:
             del self._flights[name]
@@ -257,7 +265,7 @@ class Judging:
             steps = question.attempts[0]
             actions = (*(step.index for step in actions_of(steps)), len(steps))
         provenance = Provenance(
-            judges_json=json.dumps([endpoint.settings.described() for endpoint in prepared.endpoints]),
+            judges_json=json.dumps([endpoint.described for endpoint in prepared.endpoints]),
             parameters=prepared.parameters,
             prompt_version=VERSIONS[question.kind],
             rubric_name=rubric.name if rubric else "",

@@ -23,6 +23,7 @@ _MOST_IMAGE_BYTES: Final = 8 << 20
 _MOST_IMAGES_BYTES: Final = 32 << 20
 _MOST_STATUSES: Final = 10_000
 _MEDIA_TYPES: Final = ("image/png", "image/jpeg", "image/webp", "image/gif")
+_ROLES: Final = {int(role): role for role in Role}
 _SHA256: Final = re.compile(r"[0-9a-f]{64}\Z")
 _TEXTS: Final = {
     "instruction": 64 * _KIB,
@@ -60,12 +61,12 @@ class Intake:
         """The next steps."""
         if not 0 <= message.attempt < len(self._attempts):
             raise InvalidArgumentError.of("steps.attempt", f"must be below {len(self._attempts)}")
-        attempt = self._attempts[message.attempt]
+        attempt, tools = self._attempts[message.attempt], self._tools[message.attempt]
         for given in message.steps:
             if given.index != len(attempt):
                 raise InvalidArgumentError.of(f"steps[{given.index}].index", f"must be {len(attempt)}: without holes")
-            attempt.append(_step(given, self._tools[message.attempt].name_of(given)))
-            self._text_bytes += given.ByteSize()
+            attempt.append(_step(given, tools.name_of(given)))
+        self._text_bytes += message.ByteSize()
         if len(attempt) > _MOST_STEPS or self._text_bytes > _MOST_TEXT_BYTES:
             raise ResourceExhaustedError(
                 f"a judgement has at most {_MOST_STEPS:,} steps an attempt and 32 MiB of them; send fewer",
@@ -192,9 +193,9 @@ def _check_parameters(fields: Fields, given: judge_pb2.JudgementParameters, *, k
 
 
 def _step(given: trajectory_pb2.Step, name: str) -> Step:
-    where = f"steps[{given.index}]"
-    if int(given.role) not in list(Role):
-        raise InvalidArgumentError.of(f"{where}.role", "must be SYSTEM, USER, ASSISTANT or TOOL")
+    role = _ROLES.get(given.role)
+    if role is None:
+        raise InvalidArgumentError.of(f"steps[{given.index}].role", "must be SYSTEM, USER, ASSISTANT or TOOL")
     texts, images = [], []
     for position, part in enumerate(given.content):
         if part.WhichOneof("kind") == "text":
@@ -203,11 +204,12 @@ def _step(given: trajectory_pb2.Step, name: str) -> Step:
             images.append(part.blob.sha256)
         else:
             raise InvalidArgumentError.of(
-                f"{where}.content[{position}]", "must be a text or a reference to an image; send long texts inline"
+                f"steps[{given.index}].content[{position}]",
+                "must be a text or a reference to an image; send long texts inline",
             )
     return Step(
         index=given.index,
-        role=Role(given.role),
+        role=role,
         text="\n".join(texts),
         reasoning=given.reasoning,
         calls=tuple(ToolCall(call.name, call.arguments) for call in given.tool_calls),

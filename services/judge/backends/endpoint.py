@@ -49,6 +49,8 @@ class Endpoint:
 
     def __init__(self, settings: JudgeSettings, backend: Backend, stopping: asyncio.Event | None = None) -> None:
         self.settings = settings
+        # Both go over all of the settings, and do not change.
+        self.identity, self.described = settings.identity(), settings.described()
         self._backend = backend
         self._stopping = stopping
         self._waiting = 0

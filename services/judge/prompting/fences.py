@@ -15,6 +15,7 @@ from typing import Final
 LINE_MARK: Final = "| "
 _BREAKS: Final = re.compile("\r\n|[\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]")
 # Everything that may have to be written out: all but what is plainly shown. Looked at one by one, and rare.
+_PLAIN: Final = re.compile(r"[\n\t\x20-\x7e]*")
 _UNUSUAL: Final = re.compile(r"[^\n\t\x20-\x7e]")
 
 
@@ -33,6 +34,8 @@ def neutralised(text: str) -> str:
     Control characters, marks of writing direction, zero-width characters, private and unassigned ones become escapes:
     what a judge reads is what a person would see.
     """
+    if _PLAIN.fullmatch(text):
+        return text
     text = _BREAKS.sub("\n", text)
     return _UNUSUAL.sub(lambda found: found[0] if _is_shown(found[0]) else _escape(found[0]), text)
 

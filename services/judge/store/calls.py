@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from services.judge.answers.reading import Finish
 from services.judge.asking import Kept, Place
 from services.judge.model import Usage
-from services.judge.store.lanes import Connection, Lane, columns
+from services.judge.store.lanes import Company, Connection, Lane, recordset
 from services.judge.store.tables import ANSWERS, COUNTS, USAGE
 from services.judge.store.turns import Turns
 
@@ -46,23 +46,24 @@ class _Call:
     day: date
     kept: Kept | None
 
-    def row(self) -> tuple[Any, ...]:
+    def row(self) -> dict[str, Any]:
         """As _WRITE has it."""
         owner, usage, kept = self.owner, self.usage, self.kept
-        counts = (*(getattr(usage, name) for name in COUNTS), usage.cost_usd)
-        whose = (kept is not None, owner.tenant, owner.run, owner.judge, owner.model, owner.rubric, owner.batch_id)
-        if kept is None:
-            return (*whose, self.day, *counts, 0, False, 0, "", "", "", "", "", 0.0)
-        words = (kept.ticket, kept.sha256, kept.finish.value, kept.words, kept.model, kept.latency_seconds)
-        return (*whose, self.day, *counts, *kept.place[1:], *words)
+        row = {name: getattr(owner, name) for name in ("tenant", "run", "judge", "rubric", "batch_id")}
+        row |= {name: getattr(usage, name) for name in SUMS}
+        row |= {"asked_model": owner.model, "day": self.day, "answered": kept is not None}
+        if kept is not None:
+            row |= {name: getattr(kept, name) for name in ("ticket", "sha256", "words", "model", "latency_seconds")}
+            row |= {"finish": kept.finish.value, **kept.place._asdict()}
+        return row
 
 
 class CallStore:
     """Rows of ANSWERS, and the sums of BATCHES and USAGE."""
 
-    def __init__(self, database: Turns, engine: AsyncEngine) -> None:
+    def __init__(self, database: Turns, engine: AsyncEngine, company: Company) -> None:
         self._database = database
-        self._lane = Lane(engine, "calls of judges", _write)
+        self._lane = Lane(engine, company, "calls of judges", _write)
 
     async def close(self) -> None:
         """Let the connection go."""
@@ -89,24 +90,22 @@ class CallStore:
 async def _write(connection: Connection, calls: Sequence[_Call]) -> list[None]:
     answered = {(call.owner.tenant, call.owner.run, call.kept.place): call for call in calls if call.kept is not None}
     rows = [call.row() for call in (*answered.values(), *(call for call in calls if call.kept is None))]
-    await connection.execute(_WRITE, columns(rows, len(_COLUMNS)))
+    await connection.execute(_WRITE, [recordset(rows)])
     return [None] * len(calls)
 
 
-_COLUMNS: Final = (
-    *("answered boolean", "tenant text", "run text", "judge text", "asked_model text", "rubric text", "batch_id text"),
-    *("day date", *(f"{name} bigint" for name in COUNTS), "cost_usd float8"),
-    *("vote integer", "swapped boolean", "attempt integer", "ticket text", "sha256 text", "finish text", "words text"),
-    *("model text", "latency_seconds float8"),
-)
 _NAMES: Final = ", ".join(column.name for column in ANSWERS.c)
 _ADDED: Final = ", ".join(f"sum({name}) AS {name}" for name in SUMS)
 # An answer that is there already was counted with it. In one order everywhere: replicas that count in the same rows
 # wait for each other, never in a circle.
 _WRITE: Final = f"""
 WITH given AS (
-    SELECT * FROM unnest({", ".join(f"%s::{column.split()[1]}[]" for column in _COLUMNS)})
-        AS g({", ".join(column.split()[0] for column in _COLUMNS)})
+    SELECT * FROM json_to_recordset(%s::json) AS g(
+        answered boolean, tenant text, run text, judge text, asked_model text, rubric text, batch_id text, day date,
+        calls bigint, failed_calls bigint, prompt_tokens bigint, completion_tokens bigint, cached_tokens bigint,
+        cost_usd float8, vote integer, swapped boolean, attempt integer, ticket text, sha256 text, finish text,
+        words text, model text, latency_seconds float8
+    )
 ), stored AS (
     INSERT INTO judge.answers ({_NAMES}) SELECT {_NAMES} FROM given WHERE answered
     ON CONFLICT DO NOTHING RETURNING tenant, run, judge, vote, swapped, attempt

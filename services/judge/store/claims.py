@@ -16,7 +16,7 @@ from services.judge.asking import Kept
 from services.judge.codec import SCORED, verdict_of
 from services.judge.model import Verdict
 from services.judge.store.calls import kept_of
-from services.judge.store.lanes import Connection, Lane, columns
+from services.judge.store.lanes import Company, Connection, Lane, recordset
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,9 @@ class _Request(NamedTuple):
 class ClaimStore:
     """Looks up judgements, and begins requests (rows of REQUESTS, which stay as long as the verdicts do)."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._known = Lane(engine, "what is known of judgements", _look)
-        self._requests = Lane(engine, "requests that begin", _begin)
+    def __init__(self, engine: AsyncEngine, company: Company) -> None:
+        self._known = Lane(engine, company, "what is known of judgements", _look)
+        self._requests = Lane(engine, company, "requests that begin", _begin)
 
     async def close(self) -> None:
         """Let the connections go."""
@@ -134,8 +134,9 @@ _NEWEST: Final = f"""LATERAL (
 _KNOWN: Final = f"""
 SELECT newest.*, earlier.*, own.verdict_id, own.body, own.create_time,
     (SELECT json_agg(a) FROM judge.answers AS a WHERE a.tenant = given.tenant AND a.run = given.run)
-FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[]) WITH ORDINALITY
-    AS given(tenant, run, question_key, request_id, batch_id, item_id, number)
+FROM json_to_recordset(%s::json) AS given(
+    number integer, tenant text, run text, question_key text, request_id text, batch_id text, item_id text
+)
 LEFT JOIN {_NEWEST}
 LEFT JOIN LATERAL (
     SELECT r.asked, r.verdict_id, r.cached, false AS again FROM judge.requests AS r
@@ -152,8 +153,8 @@ ORDER BY given.number
 _BEGIN: Final = f"""
 WITH found AS (
     SELECT given.*, newest.*
-    FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::timestamptz[]) WITH ORDINALITY
-        AS given(tenant, request_id, asked, question_key, now, number)
+    FROM json_to_recordset(%s::json)
+        AS given(number integer, tenant text, request_id text, asked text, question_key text, now timestamptz)
     LEFT JOIN {_NEWEST}
 ), begun AS (
     INSERT INTO judge.requests (tenant, request_id, asked, verdict_id, cached, create_time)
@@ -175,20 +176,27 @@ ORDER BY found.number
 
 async def _look(connection: Connection, sought: Sequence[_Sought]) -> list[Known]:
     rows = [
-        (one.tenant, one.run, one.question_key, one.origin.request_id, one.origin.batch_id, one.origin.item_id)
-        for one in sought
+        {"number": number, "tenant": tenant, "run": run, "question_key": key, **_ids(origin)}
+        for number, (tenant, run, key, origin) in enumerate(sought)
     ]
-    cursor = await connection.execute(_KNOWN, columns(rows, 6))
+    cursor = await connection.execute(_KNOWN, [recordset(rows)])
     return [_known(row, [kept_of(answer) for answer in row[10] or ()]) for row in await cursor.fetchall()]
 
 
 async def _begin(connection: Connection, requests: Sequence[_Request]) -> list[Earlier | None]:
-    rows = [(one.tenant, one.origin.request_id, one.origin.asked, one.question_key, one.now) for one in requests]
-    cursor = await connection.execute(_BEGIN, columns(rows, 5))
+    rows = [
+        {"number": number, "tenant": tenant, "question_key": key, "asked": origin.asked, "now": now, **_ids(origin)}
+        for number, (tenant, key, origin, now) in enumerate(requests)
+    ]
+    cursor = await connection.execute(_BEGIN, [recordset(rows)])
     return [
         None if row[0] is None else Earlier(row[0], _verdict(row[1:4]), row[4], again=False)
         for row in await cursor.fetchall()
     ]
+
+
+def _ids(origin: Origin) -> dict[str, str]:
+    return {"request_id": origin.request_id, "batch_id": origin.batch_id, "item_id": origin.item_id}
 
 
 def _known(row: Sequence[Any], answers: Sequence[Kept] = ()) -> Known:

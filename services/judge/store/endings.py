@@ -6,13 +6,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import orjson
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.judge.codec import state_of, verdict_json
 from services.judge.model import Verdict
 from services.judge.store.claims import Origin
-from services.judge.store.lanes import Connection, Lane, columns
+from services.judge.store.lanes import Company, Connection, Lane, recordset
 
 Settled = tuple[str, int, bool]
 """Judge, vote and order."""
@@ -40,8 +39,8 @@ class Ending:
 class EndingStore:
     """Writes VERDICTS, and what rests on them: requests and items get theirs, answers are not needed any more."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._lane = Lane(engine, "verdicts", _write)
+    def __init__(self, engine: AsyncEngine, company: Company) -> None:
+        self._lane = Lane(engine, company, "verdicts", _write)
 
     async def close(self) -> None:
         """Let the connection go."""
@@ -60,67 +59,74 @@ class EndingStore:
 
 
 async def _write(connection: Connection, endings: Sequence[Ending]) -> list[None]:
-    new = [ending for ending in endings if not ending.verdict.cached]
-    done = [ending for ending in new if ending.settled is not None]
-    kept = [(ending.tenant, ending.run, *place) for ending in done for place in ending.settled or ()]
-    paid = [ending for ending in endings if not ending.verdict.is_unpaid]
-    items = [_item(ending) for ending in paid if ending.origin.batch_id]
-    requests = [_request(ending) for ending in paid if ending.origin.request_id]
-    arrays = [
-        *columns([_verdict(ending) for ending in new], 7),
-        *columns([(ending.tenant, ending.run) for ending in done], 2),
-        *columns(kept, 5),
-        *columns(items, 7),
-        # In one order everywhere: replicas wait for each other, never in a circle.
-        *columns(sorted(requests), 4),
+    # In one order everywhere: replicas wait for each other, never in a circle.
+    rows = [_row(number, ending) for number, ending in enumerate(sorted(endings, key=_place))]
+    kept = [
+        {"tenant": ending.tenant, "run": ending.run, "judge": judge, "vote": vote, "swapped": swapped}
+        for ending in endings
+        for judge, vote, swapped in ending.settled or ()
     ]
-    await connection.execute(_WRITE, arrays)
+    await connection.execute(_WRITE, [recordset(rows), recordset(kept)])
     return [None] * len(endings)
 
 
-def _verdict(ending: Ending) -> tuple[Any, ...]:
-    verdict = ending.verdict
-    body = orjson.dumps(verdict_json(verdict)).decode()
-    state, value = state_of(verdict.reading.score), verdict.reading.value
-    return (ending.tenant, verdict.verdict_id, ending.question_key, state, value, body, verdict.create_time)
+def _place(ending: Ending) -> tuple[str, str]:
+    return ending.tenant, ending.origin.request_id
 
 
-def _item(ending: Ending) -> tuple[Any, ...]:
-    origin, verdict = ending.origin, ending.verdict
-    found = (verdict.verdict_id, verdict.cached, verdict.is_outage)
-    return (ending.tenant, origin.batch_id, origin.item_id, origin.asked, *found)
-
-
-def _request(ending: Ending) -> tuple[Any, ...]:
-    return (ending.tenant, ending.origin.request_id, ending.verdict.verdict_id, ending.verdict.cached)
+def _row(number: int, ending: Ending) -> dict[str, Any]:
+    verdict, origin = ending.verdict, ending.origin
+    row = {
+        "number": number,
+        "tenant": ending.tenant,
+        "verdict_id": verdict.verdict_id,
+        "cached": verdict.cached,
+        "paid": not verdict.is_unpaid,
+        "again": verdict.is_outage,
+        "asked": origin.asked,
+        "request_id": origin.request_id,
+        "batch_id": origin.batch_id,
+        "item_id": origin.item_id,
+    }
+    if not verdict.cached:
+        row |= {
+            "question_key": ending.question_key,
+            "state": state_of(verdict.reading.score),
+            "value": verdict.reading.value,
+            "body": verdict_json(verdict),
+            "create_time": verdict.create_time,
+            "done": None if ending.settled is None else ending.run,
+        }
+    return row
 
 
 _WRITE: Final = """
-WITH added AS (
-    INSERT INTO judge.verdicts (tenant, verdict_id, question_key, state, value, body, create_time)
-    SELECT * FROM unnest(
-        %s::text[], %s::text[], %s::text[], %s::smallint[], %s::float8[], %s::jsonb[], %s::timestamptz[]
+WITH given AS (
+    SELECT * FROM json_to_recordset(%s::json) AS g(
+        number integer, tenant text, verdict_id text, cached boolean, paid boolean, again boolean, asked text,
+        request_id text, batch_id text, item_id text, question_key text, state smallint, value float8, body jsonb,
+        create_time timestamptz, done text
     )
+), kept AS (
+    SELECT * FROM json_to_recordset(%s::json) AS k(tenant text, run text, judge text, vote integer, swapped boolean)
+), added AS (
+    INSERT INTO judge.verdicts (tenant, verdict_id, question_key, state, value, body, create_time)
+    SELECT tenant, verdict_id, question_key, state, value, body, create_time FROM given WHERE NOT cached
 ), gone AS (
-    DELETE FROM judge.answers AS a
-    USING unnest(%s::text[], %s::text[]) AS done(tenant, run)
-    WHERE a.tenant = done.tenant AND a.run = done.run AND NOT EXISTS (
-        SELECT FROM unnest(%s::text[], %s::text[], %s::text[], %s::integer[], %s::boolean[])
-            AS kept(tenant, run, judge, vote, swapped)
-        WHERE (kept.tenant, kept.run, kept.judge, kept.vote, kept.swapped)
+    DELETE FROM judge.answers AS a USING given
+    WHERE a.tenant = given.tenant AND a.run = given.done AND NOT EXISTS (
+        SELECT FROM kept WHERE (kept.tenant, kept.run, kept.judge, kept.vote, kept.swapped)
             = (a.tenant, a.run, a.judge, a.vote, a.swapped)
     )
 ), settled AS (
     INSERT INTO judge.batch_items AS item (tenant, batch_id, item_id, asked, verdict_id, cached, again)
     SELECT DISTINCT ON (tenant, batch_id, item_id) tenant, batch_id, item_id, asked, verdict_id, cached, again
-    FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::boolean[], %s::boolean[])
-        WITH ORDINALITY AS given(tenant, batch_id, item_id, asked, verdict_id, cached, again, number)
-    ORDER BY tenant, batch_id, item_id, again, number
+    FROM given WHERE paid AND batch_id <> '' ORDER BY tenant, batch_id, item_id, again, number
     ON CONFLICT (tenant, batch_id, item_id) DO UPDATE
     SET (asked, verdict_id, cached, again) = (excluded.asked, excluded.verdict_id, excluded.cached, excluded.again)
     WHERE item.again
 )
 UPDATE judge.requests AS request SET verdict_id = given.verdict_id, cached = given.cached
-FROM unnest(%s::text[], %s::text[], %s::text[], %s::boolean[]) AS given(tenant, request_id, verdict_id, cached)
-WHERE request.tenant = given.tenant AND request.request_id = given.request_id AND request.verdict_id = ''
+FROM given WHERE given.paid AND given.request_id <> ''
+    AND request.tenant = given.tenant AND request.request_id = given.request_id AND request.verdict_id = ''
 """

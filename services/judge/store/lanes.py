@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Generic, TypeVar
 
 import orjson
@@ -23,6 +24,25 @@ from services.common.errors import UnavailableError
 _MOST: Final = 200
 """Callers that share a statement."""
 _SECONDS: Final = 15.0
+_COMPANY: Final = 8
+_GATHERING_SECONDS: Final = 0.015
+
+
+class Company:
+    """How many judgements are under way. In company a lane lets others come: its statement costs more than the wait."""
+
+    def __init__(self) -> None:
+        self.members = 0
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """One more, for the time of the context."""
+        self.members += 1
+        try:
+            yield
+        finally:
+            self.members -= 1
+
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -34,6 +54,7 @@ class Lane(Generic[T, R]):
 
     Args:
         engine: gives the connection, which stays out of its pool.
+        company: who may come.
         name: of the task.
         work: does what a group asks for, by one statement or by several that may each be repeated; gives the result of
             each, in their order. Every statement is a transaction.
@@ -44,12 +65,14 @@ class Lane(Generic[T, R]):
     def __init__(
         self,
         engine: AsyncEngine,
+        company: Company,
         name: str,
         work: Callable[[Connection, Sequence[T]], Awaitable[Sequence[R]]],
         *,
         holds: bool = False,
     ) -> None:
         self._engine = engine
+        self._company = company
         self._name = name
         self._work = work
         self._holds = holds
@@ -80,6 +103,8 @@ class Lane(Generic[T, R]):
         group: list[tuple[T, asyncio.Future[R]]] = []
         try:
             while self._waiting:
+                if self._company.members >= _COMPANY and len(self._waiting) < _MOST:
+                    await asyncio.sleep(_GATHERING_SECONDS)
                 group = [self._waiting.popleft() for _ in range(min(_MOST, len(self._waiting)))]
                 await self._settle(group)
         finally:
@@ -136,6 +161,6 @@ class Lane(Generic[T, R]):
                 return
 
 
-def columns(rows: Sequence[Sequence[Any]], count: int) -> list[list[Any]]:
-    """So many columns of rows, as arrays for `unnest`."""
-    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(count)]
+def recordset(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows for `json_to_recordset`: one parameter, where the driver takes longer for arrays than the server for all."""
+    return orjson.dumps(rows).decode()

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from services.common.backoff import Backoff
 from services.common.errors import UnavailableError
 from services.judge.endings import whole
-from services.judge.store.lanes import Connection, Lane
+from services.judge.store.lanes import Company, Connection, Lane
 
 _POLL_SECONDS: Final = 1.0
 _MOST_HELD: Final = 1000
@@ -36,8 +36,8 @@ class _Turn(NamedTuple):
 class QuestionLocks:
     """Locks of one replica. Within it a question must come once at a time: the database would let it in twice."""
 
-    def __init__(self, engine: AsyncEngine, *, most: int = _MOST_HELD) -> None:
-        self._lane = Lane(engine, "locks of questions", _take_turns, holds=True)
+    def __init__(self, engine: AsyncEngine, company: Company, *, most: int = _MOST_HELD) -> None:
+        self._lane = Lane(engine, company, "locks of questions", _take_turns, holds=True)
         self._room = asyncio.Semaphore(most)
 
     @asynccontextmanager
@@ -48,10 +48,9 @@ class QuestionLocks:
             UnavailableError: the database does not answer.
         """
         key = int.from_bytes(hashlib.sha256(f"orchard:judge:{name}".encode()).digest()[:8], signed=True)
-        backoff = Backoff(_POLL_SECONDS, _POLL_SECONDS)
         async with self._room:
             while not await self._try(key):  # noqa: ASYNC110 (another process has it)
-                await asyncio.sleep(backoff.next())
+                await asyncio.sleep(Backoff(_POLL_SECONDS, _POLL_SECONDS).next())
             try:
                 yield
             finally:

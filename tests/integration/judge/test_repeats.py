@@ -32,6 +32,7 @@ from services.judge.service import Judging
 from services.judge.store.calls import CallStore, Owner
 from services.judge.store.claims import NOWHERE, ClaimStore
 from services.judge.store.endings import EndingStore
+from services.judge.store.lanes import Company
 from services.judge.store.locks import QuestionLocks
 from services.judge.store.rubrics import RubricStore
 from services.judge.store.tables import SCHEMA
@@ -146,19 +147,16 @@ async def test_odd_words_of_a_judge_do_no_harm(calls: Calls, server: JudgeServer
 async def batches_of(database: str, folder: Path, judge: JudgeSettings) -> AsyncIterator[Batches]:
     """The use cases of a service with this judge, in this process."""
     engine = connect(database)
-    turns, locks = Turns(engine, 4), QuestionLocks(engine)
-    store, claims, calls, endings = (
-        VerdictStore(turns),
-        ClaimStore(engine),
-        CallStore(turns, engine),
-        EndingStore(engine),
-    )
+    turns, company = Turns(engine, 4), Company()
+    locks, store, claims = QuestionLocks(engine, company), VerdictStore(turns), ClaimStore(engine, company)
+    calls, endings = CallStore(turns, engine, company), EndingStore(engine, company)
 
     def clock() -> datetime:
         return datetime.now(UTC)
 
     shelf, answers = RubricShelf(RubricStore(turns), clock), Answers(ObjectStore(folder.as_uri()))
-    judging = Judging({judge.name: make_endpoint(judge)}, store, claims, calls, endings, shelf, locks, answers, clock)
+    stores = (store, claims, calls, endings)
+    judging = Judging({judge.name: make_endpoint(judge)}, *stores, shelf, locks, answers, clock, company)
     try:
         yield Batches(judging, store, clock)
     finally:
@@ -208,7 +206,7 @@ async def test_items_of_before_have_no_words_and_fit(database: str) -> None:
 
 async def test_locks_are_bounded_and_none_is_left_behind(database: str) -> None:
     engine = connect(database)
-    locks = QuestionLocks(engine, most=2)
+    locks = QuestionLocks(engine, Company(), most=2)
     begun, go_on = asyncio.Semaphore(0), asyncio.Event()
 
     async def hold(name: str) -> None:
@@ -270,7 +268,8 @@ async def test_calls_that_end_together_are_each_counted_once(database: str) -> N
     """Many at once, some of them twice; those of a day and of a batch meet in the same rows."""
     engine = connect(database)
     turns = Turns(engine, 4)
-    store, claims, calls = VerdictStore(turns), ClaimStore(engine), CallStore(turns, engine)
+    store, company = VerdictStore(turns), Company()
+    claims, calls = ClaimStore(engine, company), CallStore(turns, engine, company)
     today = datetime.now(UTC).date()
     usage = Usage(calls=1, prompt_tokens=10, completion_tokens=1, cost_usd=0.5)
     await store.begin_batch("counted", "b", datetime.now(UTC))

@@ -359,7 +359,7 @@ def test_a_bad_judgement_names_its_field(fields: dict[str, Any], word: str) -> N
         endpoint = make_endpoint(JudgeSettings(name="model", kind="scripted"))
         nothing: Any = None
         stores = [nothing] * 4
-        judging = Judging({"model": endpoint}, *stores, Shelf(), nothing, nothing, nothing)  # type: ignore[arg-type]
+        judging = Judging({"model": endpoint}, *stores, Shelf(), *stores)  # type: ignore[arg-type]
         await judging.prepare("t", intake.request())
 
     with pytest.raises(InvalidArgumentError) as raised:

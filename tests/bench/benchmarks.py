@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -185,6 +186,12 @@ class Bench:
             "archive_files_per_second": round(count / many * 1e3, 1),
         }
 
+    async def forward(self) -> Figures:
+        """A forwarded port: bytes out of the sandbox over one connection, and the time of a small exchange."""
+        from tests.bench.forward import measure
+
+        return await measure(self.platform, self.client, full=self.full)
+
     async def agent(self) -> Figures:
         """Memory of an agent: forked, and as a Pod runs it, with its size and its start to the first answer."""
         async with await self.client.create() as sandbox:
@@ -233,7 +240,46 @@ class Bench:
         return {
             "calls_per_second": round(count / seconds, 1),
             "cpu_per_call": round((_cpu_seconds(pid) - cpu) / count * 1e3, 3),
+            "routes": await self._routes(1000 if self.full else 50),
         }
+
+    async def _routes(self, count: int) -> Figures:
+        """What a call costs the gateway that goes to the same sandbox each time, and to each of so many in turn.
+
+        One that the agent answers without starting anything. First while there is only the one, then beside the others.
+        """
+        pid, calls, slots = self.platform.service_pid("gateway"), 2 * max(count, 500), asyncio.Semaphore(32)
+
+        async def each(names: Sequence[str]) -> float:
+            """Milliseconds of the gateway's processor for a call."""
+            sandboxes = [self.client.attach(name) for name in names]
+
+            async def call(number: int) -> None:
+                async with slots:
+                    await sandboxes[number % len(sandboxes)].list_execs()
+
+            for _ in range(2):  # connections are made, and everything that is made once
+                await asyncio.gather(*(call(number) for number in range(max(len(names), 100))))
+            before = _cpu_seconds(pid)
+            await asyncio.gather(*(call(number) for number in range(calls)))
+            return round((_cpu_seconds(pid) - before) / calls * 1e3, 3)
+
+        async def made() -> orchard.AsyncSandbox:
+            async with slots:
+                return await self.client.create(timeout=300)
+
+        first = await made()
+        alone = await each([first.sandbox_id])
+        others = await asyncio.gather(*(made() for _ in range(count - 1)))
+        try:
+            return {
+                "sandboxes": count,
+                "cpu_per_call_of_one": alone,
+                "cpu_per_call_of_one_among_all": await each([first.sandbox_id]),
+                "cpu_per_call_of_all": await each([first.sandbox_id, *(one.sandbox_id for one in others)]),
+            }
+        finally:
+            await asyncio.gather(*(one.delete() for one in (first, *others)))
 
 
 async def _drain(sandbox: orchard.AsyncSandbox, size: int) -> None:

@@ -226,6 +226,12 @@ class ExecExpired(FailedPrecondition):
     default_reason = "EXEC_EXPIRED"
 
 
+class StdinClosed(FailedPrecondition):
+    """The command takes no more input: it has closed its standard input or has ended, or the end was sent."""
+
+    default_reason = "STDIN_CLOSED"
+
+
 class CommandNotStarted(FailedPrecondition):
     """The command could not start; `reason` is one of COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE, CWD_NOT_FOUND,
     CWD_NOT_A_DIRECTORY, SHELL_NOT_FOUND, USER_NOT_FOUND, USER_NOT_AVAILABLE, or NOT_STARTED when it left the queue

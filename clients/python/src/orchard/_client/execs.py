@@ -19,6 +19,7 @@ from orchard._client.convert import exec_result, stream_name
 from orchard._client.options import Command
 from orchard._client.pool import Connection
 from orchard._client.status import CallFailed
+from orchard._client.stdin import feeding
 from orchard._client.text import Characters
 from orchard._client.trajectories.commands import ObservedCommand, Observers
 from orchard._client.transport import CALL_SECONDS, CallContext, Retry, Transport
@@ -64,6 +65,8 @@ class Run:
     offset: int = 0
     missing: int = 0
     result: ExecResult | None = None
+    input: bytes | None = None
+    """Written while it runs; None: the specification has it all."""
 
     def observing(self, *, background: bool = False) -> AbstractContextManager[ObservedCommand | None]:
         """Around it, for those who observe the sandbox's commands."""
@@ -82,6 +85,10 @@ class Run:
         """Start it and return its result; output comes with the first answer if it is short and quick, else by a
         stream.
         """
+        if self.input is not None:
+            await self.start(0.0)
+            async with feeding(self, self.input):
+                return await self.collect()
         response = await self.start(INLINE_WAIT_SECONDS)
         if response.exec.state == exec_pb2.EXEC_STATE_ENDED and response.output_complete:
             self.chunks = [(stream_name(chunk.stream), chunk.data) for chunk in response.output]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypedDict, TypeVar
 
@@ -34,6 +35,18 @@ run without a shell.
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """A terminal for a command."""
+
+    rows: int = 24
+    """Lines, 1 to 65,535."""
+    columns: int = 80
+    """Characters of a line, 1 to 65,535."""
+    term: str = "xterm-256color"
+    """What kind it is, as TERM tells the command."""
+
+
 class ExecOptions(TypedDict, total=False):
     """Options of exec, exec_stream and start."""
 
@@ -46,7 +59,11 @@ class ExecOptions(TypedDict, total=False):
     user: str
     """"name" or "name:group"."""
     input: bytes | str
-    """Standard input, at most 512 KiB. Default: empty."""
+    """All of its standard input, of any size (start: at most 512 KiB). Default: empty."""
+    stdin: bool
+    """Keep its standard input open for write() and close_stdin(). For start alone."""
+    tty: bool | Terminal
+    """Give it a terminal, which takes input as with stdin. True: one of 24 rows and 80 columns."""
     login_shell: bool
     """Run the shell as a login shell."""
     merge_stderr: bool
@@ -166,7 +183,11 @@ def exec_spec(command: Command, options: ExecOptions, *, background: bool = Fals
         elif name == "env":
             fields[name] = _strings(name, value)
         elif name == "input":
-            fields["stdin"] = _input(value)
+            fields.update(_input(value, background=background))
+        elif name == "stdin":
+            fields.update(_open_stdin(value, options, background=background))
+        elif name == "tty":
+            fields.update(_terminal(value))
         elif name == "timeout" and value is None:
             fields["no_timeout"] = True
         elif name in _DURATIONS and not (name == "orphan_timeout" and value is None):
@@ -205,13 +226,41 @@ def _set_command(spec: exec_pb2.ExecSpec, command: Command) -> None:
         raise InvalidArgument.of("command", "must not be empty")
 
 
-def _input(value: bytes | str) -> bytes:
+def long_input(options: ExecOptions) -> bytes | None:
+    """The input that is written while the command runs, where it is too long for the specification."""
+    value = options.get("input", b"")
     data = value.encode() if isinstance(value, str) else bytes(value)
-    if len(data) > MAXIMUM_INPUT_BYTES:
-        raise InvalidArgument.of(
-            "input", "is over 512 KiB; write it to a file with write_file() and redirect it: 'command < file'"
-        )
-    return data
+    return data if len(data) > MAXIMUM_INPUT_BYTES else None
+
+
+def _input(value: bytes | str, *, background: bool) -> dict[str, Any]:
+    data = value.encode() if isinstance(value, str) else bytes(value)
+    if len(data) <= MAXIMUM_INPUT_BYTES:
+        return {"stdin": data}
+    if background:
+        raise InvalidArgument.of("input", "is over 512 KiB; start it with stdin=True and write() it")
+    return {"stdin_mode": exec_pb2.STDIN_MODE_PIPE}
+
+
+def _open_stdin(value: bool, options: ExecOptions, *, background: bool) -> dict[str, Any]:
+    if not value:
+        return {}
+    if not background:
+        raise InvalidArgument.of("stdin", "goes with start() alone; give the whole input as input=...")
+    if "input" in options:
+        raise InvalidArgument.of("stdin", "excludes input; write() all of it")
+    # A terminal takes input anyway.
+    return {} if options.get("tty") else {"stdin_mode": exec_pb2.STDIN_MODE_PIPE}
+
+
+def _terminal(value: bool | Terminal) -> dict[str, Any]:
+    if value is False:
+        return {}
+    terminal = Terminal() if value is True else value
+    if not isinstance(terminal, Terminal):
+        raise InvalidArgument.of("tty", f"must be True or a Terminal, not {type(value).__name__}")
+    size = exec_pb2.WindowSize(rows=terminal.rows, columns=terminal.columns)
+    return {"tty": exec_pb2.Tty(size=size, term=terminal.term)}
 
 
 def _strings(field: str, values: Mapping[str, str] | None) -> dict[str, str]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import signal as signals
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from types import TracebackType
 from typing import Self
 
 from orchard._client.convert import exec_info
 from orchard._client.errors import DeadlineExceeded, InvalidArgument
 from orchard._client.execs import Run, raise_unless_result
+from orchard._client.stdin import StdinWriter, feeding
 from orchard._client.types import ExecEnd, ExecInfo, ExecResult, OutputChunk
 from orchard._client.units import Seconds, seconds_of
-from orchard.exec.v1 import exec_pb2
+from orchard.exec.v1 import exec_pb2, exec_service_pb2
 
 
 class AsyncExecStream:
@@ -53,7 +54,7 @@ class AsyncExecStream:
             run.context = run.transport.context(operation)
             with run.observing() as observed:
                 try:
-                    async with aclosing(run.follow(run.start_and_read)) as chunks:
+                    async with await _fed(run), aclosing(run.follow(run.start_and_read)) as chunks:
                         async for chunk in chunks:
                             if observed is not None:
                                 observed.saw(chunk.stream, chunk.data)
@@ -72,8 +73,10 @@ class AsyncExecStream:
 class AsyncProcess:
     """A command that runs on its own. It survives this client; `async with` cancels it at the end."""
 
-    def __init__(self, run: Run, pid: int = 0) -> None:
+    def __init__(self, run: Run, pid: int = 0, *, stdin_offset: int | None = None) -> None:
+        """`stdin_offset`: how much was written to it; None: the agent is asked."""
         self._run = run
+        self._stdin = StdinWriter(run, stdin_offset)
         self.pid = pid
         """Process id inside the sandbox; 0 if it was still queued."""
 
@@ -140,6 +143,32 @@ class AsyncProcess:
     def __aiter__(self) -> AsyncIterator[OutputChunk]:
         return self.output()
 
+    async def write(self, data: bytes | str) -> None:
+        """Write to its standard input, or type into its terminal; returns when the sandbox has taken all of it, which
+        waits for a command that reads slowly. Each byte arrives once, also over broken connections. Start it with
+        stdin=True or with tty.
+
+        Raises:
+            StdinClosed: it has closed its standard input or has ended, or close_stdin() was called.
+            FailedPrecondition: it takes no input (STDIN_NOT_OPEN).
+        """
+        await self._stdin.write(data.encode() if isinstance(data, str) else bytes(data))
+
+    async def close_stdin(self) -> None:
+        """End its standard input. A terminal gets ^D. Repeatable."""
+        await self._stdin.write(b"", end=True)
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """Set the size of its terminal.
+
+        Raises:
+            FailedPrecondition: it has none (NO_TTY).
+        """
+        run = self._run
+        size = exec_pb2.WindowSize(rows=rows, columns=columns)
+        request = exec_service_pb2.ResizePtyRequest(sandbox_id=run.sandbox_id, exec_id=run.exec_id, size=size)
+        await run.transport.unary(lambda c: c.exec.ResizePty, request, sandbox_id=run.sandbox_id, context=run.context)
+
     async def signal(self, number: int | str | signals.Signals, *, leader_only: bool = False) -> None:
         """Send a signal, a number or a name like "TERM", to the whole process tree, or to the command's own process
         alone. Nothing happens if it has ended.
@@ -162,6 +191,14 @@ class AsyncProcess:
     ) -> None:
         if self._run.result is None or self._run.result.ended is ExecEnd.UNKNOWN:
             await self._run.abandon()
+
+
+async def _fed(run: Run) -> AbstractAsyncContextManager[None]:
+    """Within it a command gets its input, where that is written while it runs."""
+    if run.input is None:
+        return nullcontext()
+    await run.start(0.0)
+    return feeding(run, run.input)
 
 
 def _signal_number(signal: int | str | signals.Signals) -> int:

@@ -11,7 +11,7 @@ from typing import Final, Self, Unpack
 from orchard._client import errors
 from orchard._client.convert import exec_info, sandbox_info
 from orchard._client.execs import Run, describe, new_exec_id, raise_unless_result
-from orchard._client.options import Command, ExecOptions, exec_spec, with_options
+from orchard._client.options import Command, ExecOptions, exec_spec, long_input, with_options
 from orchard._client.patches import AsyncPatches
 from orchard._client.ports.methods import AsyncPorts
 from orchard._client.process import AsyncExecStream, AsyncProcess
@@ -104,6 +104,7 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches, AsyncPorts):
         exec_id = options.get("exec_id") or new_exec_id()
         with self._transport.operation("exec", sandbox_id=self.sandbox_id, exec_id=exec_id) as operation:
             run = self._run(command, spec, exec_id, self._transport.context(operation))
+            run.input = long_input(options)
             with run.observing() as observed:
                 try:
                     result = await run.finish()
@@ -145,14 +146,16 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches, AsyncPorts):
             except asyncio.CancelledError:
                 await run.abandon()
                 raise
-        return AsyncProcess(run, response.exec.pid)
+        return AsyncProcess(run, response.exec.pid, stdin_offset=0)
 
     def process(self, exec_id: str) -> AsyncProcess:
         """A command that was started elsewhere, by its id; "start" is the sandbox's start command."""
         return AsyncProcess(self._new_run(f"exec {exec_id}", exec_spec(["?"], {}), {"exec_id": exec_id}))
 
     def _new_run(self, command: Command, spec: exec_pb2.ExecSpec, options: ExecOptions) -> Run:
-        return self._run(command, spec, options.get("exec_id") or new_exec_id(), self._transport.context())
+        run = self._run(command, spec, options.get("exec_id") or new_exec_id(), self._transport.context())
+        run.input = long_input(options)
+        return run
 
     def _run(self, command: Command, spec: exec_pb2.ExecSpec, exec_id: str, context: CallContext) -> Run:
         session, text = self._session, describe(command)

@@ -37,6 +37,7 @@ _NOT_STARTED: Final = (
     "SHELL_NOT_FOUND",
     "USER_NOT_FOUND",
     "USER_NOT_AVAILABLE",
+    "PTY_UNAVAILABLE",
 )
 _BY_REASON: Final[Mapping[str, type[errors.OrchardError]]] = {
     **dict.fromkeys(_NOT_STARTED, errors.CommandNotStarted),
@@ -52,6 +53,7 @@ _BY_REASON: Final[Mapping[str, type[errors.OrchardError]]] = {
             errors.StepConflict,
             errors.SandboxLost,
             errors.ExecExpired,
+            errors.StdinClosed,
             errors.FileNotFound,
             errors.IsADirectory,
             errors.NotADirectory,

@@ -80,6 +80,18 @@ class Process:
     def __iter__(self) -> Iterator[OutputChunk]:
         return self.output()
 
+    def write(self, data: bytes | str) -> None:
+        """Write to its standard input, or type into its terminal. See AsyncProcess.write."""
+        self._portal.run(self._process.write(data))
+
+    def close_stdin(self) -> None:
+        """End its standard input. A terminal gets ^D. Repeatable."""
+        self._portal.run(self._process.close_stdin())
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Set the size of its terminal."""
+        self._portal.run(self._process.resize(rows, columns))
+
     def signal(self, number: int | str | signals.Signals, *, leader_only: bool = False) -> None:
         """Send a signal, a number or a name like "TERM", to the whole process tree, or to the command's own process
         alone.

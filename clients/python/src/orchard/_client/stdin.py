@@ -1,0 +1,103 @@
+"""What a client writes to a command that runs: in order, each byte once, over broken connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+from orchard._client import errors
+from orchard.exec.v1 import exec_pb2, exec_service_pb2
+
+if TYPE_CHECKING:
+    from orchard._client.execs import Run
+
+_PIECE_BYTES: Final = 64 << 10
+
+
+class StdinWriter:
+    """Writes one command's input. Writes that are asked for together go one after the other."""
+
+    def __init__(self, run: Run, offset: int | None) -> None:
+        """`offset` is where the next byte goes; None: the agent is asked."""
+        self._run = run
+        self._offset = offset
+        self._order = asyncio.Lock()
+
+    async def write(self, data: bytes, *, end: bool = False) -> None:
+        """Write bytes; returns when the sandbox has taken them all. `end`: nothing follows.
+
+        Raises:
+            StdinClosed: the command takes no more.
+        """
+        async with self._order:
+            if self._offset is None:
+                self._offset = (await self._state()).offset
+            rest = memoryview(data)
+            while rest or end:
+                state = await self._send(self._offset, rest, end)
+                # It answers early where the command reads nothing for long.
+                rest = rest[state.offset - self._offset :]
+                self._offset = state.offset
+                if not rest and (not end or state.closed):
+                    return
+
+    async def _send(self, offset: int, data: memoryview, end: bool) -> exec_pb2.StdinState:
+        run, attempts = self._run, 0
+
+        async def requests() -> AsyncIterator[exec_service_pb2.WriteStdinRequest]:
+            nonlocal attempts
+            attempts += 1
+            # Not all of it once more, where it is longer than what a connection lives for.
+            begin_at = offset if attempts == 1 else max(offset, (await self._state()).offset)
+            start = exec_service_pb2.WriteStdinStart(exec_id=run.exec_id, offset=begin_at)
+            yield exec_service_pb2.WriteStdinRequest(sandbox_id=run.sandbox_id, start=start)
+            for begin in range(begin_at - offset, len(data), _PIECE_BYTES):
+                yield exec_service_pb2.WriteStdinRequest(data=bytes(data[begin : begin + _PIECE_BYTES]))
+            if end:
+                yield exec_service_pb2.WriteStdinRequest(end=True)
+
+        response = await run.transport.upload(
+            lambda c: c.exec.WriteStdin,
+            requests,
+            sandbox_id=run.sandbox_id,
+            context=run.context,
+            retry=run.transport.retry(),
+        )
+        return response.state
+
+    async def _state(self) -> exec_pb2.StdinState:
+        run = self._run
+        request = exec_service_pb2.GetStdinRequest(sandbox_id=run.sandbox_id, exec_id=run.exec_id)
+        response = await run.transport.unary(
+            lambda c: c.exec.GetStdin, request, sandbox_id=run.sandbox_id, context=run.context
+        )
+        return response.state
+
+
+@asynccontextmanager
+async def feeding(run: Run, data: bytes) -> AsyncIterator[None]:
+    """Write a started command's whole input while its output is read within.
+
+    A command need not read it. When it cannot be written for another reason the command is ended, and this raises it.
+    """
+    failures: list[errors.OrchardError] = []
+
+    async def feed() -> None:
+        try:
+            await StdinWriter(run, 0).write(data, end=True)
+        except (errors.StdinClosed, errors.ExecExpired):
+            return
+        except errors.OrchardError as error:
+            failures.append(error)
+            await run.abandon()
+
+    task = asyncio.get_running_loop().create_task(feed(), name=f"input of {run.exec_id}")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    if failures:
+        raise failures[0]

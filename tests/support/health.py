@@ -18,7 +18,7 @@ async def check(address: str, name: str = "") -> int:
         return (await health_pb2_grpc.HealthStub(channel).Check(request, timeout=30)).status
 
 
-async def wait_health(address: str, status: int, *, seconds: float = 60.0) -> None:
+async def wait_health(address: str, status: int, *, seconds: float = 100.0) -> None:
     """Wait until a service says this of itself; it may be down meanwhile."""
     async with asyncio.timeout(seconds), grpc.aio.insecure_channel(address) as channel:
         while True:

@@ -80,7 +80,7 @@ class Housekeeper:
         # Compressing holds the processor: in a thread, so that appends go on.
         packed = await asyncio.to_thread(_pack, await packing.steps())
         done = {
-            key: Packed(_object_name(packing.tenants[key], key, content_hash), content_hash)
+            key: Packed(object_name(packing.tenants[key], key, content_hash), content_hash)
             for key, (_body, content_hash) in packed.items()
         }
         puts = [self._objects.put(done[key].object_name, body) for key, (body, _hash) in packed.items()]
@@ -97,7 +97,7 @@ class Housekeeper:
             await asyncio.to_thread(packer.add_all, [body for _index, body in steps])
         file, content_hash = packer.finish()
         with file:
-            name = _object_name(tenant, key, content_hash)
+            name = object_name(tenant, key, content_hash)
             await self._objects.put(name, file)
         return {key: Packed(name, content_hash)}
 
@@ -125,5 +125,6 @@ def _pack(steps: Mapping[int, Sequence[bytes]]) -> dict[int, tuple[bytes, str]]:
     return {key: pack(bodies) for key, bodies in steps.items()}
 
 
-def _object_name(tenant: str, key: int, content_hash: str) -> str:
+def object_name(tenant: str, key: int, content_hash: str) -> str:
+    """The object of a packed trajectory."""
     return f"trajectories/{tenant}/{key % 4096:03x}/{key}-{content_hash[:16]}.zst"

@@ -1,151 +1,237 @@
-"""Trajectories by the ten thousand: written turn by turn and in bulk, found, counted, exported, and what they take."""
+"""The store of trajectories, as it grows: steps appended, lists, counts, exports, and what is left of the text."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import random
+import itertools
 import secrets
+import sys
 import time
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
 
 import orchard
-from orchard import Reward, Step, Task, ToolCall
+from orchard import Reward, Step
+from psycopg import connect
 
-from tests.bench.measure import Figures, percentile, timed
+from services.local.stores.postgres import Postgres
+from services.trajectories.store.tables import SCHEMA
+from tests.bench.measure import Figures, percentile, rss_bytes, timed
+from tests.bench.trajectory_load import Target, load, model, outcome, task
+from tests.bench.trajectory_texts import Generator, compressed_share
 from tests.support.platform import PlatformProcess
 
-# Of the paper's set: 47.5 turns on average, 30 to 100 KB each.
-TURNS: Final = (15, 80)
+T = TypeVar("T")
+SMALL: Final = (1_000,)
+FULL: Final = (1_000, 10_000, 100_000)
+"""At how many trajectories it is measured. The first size comes through the client, the rest past the wire."""
+OPEN: Final = 1000
 WRITERS: Final = 64
-BULK_STEPS: Final = 200
-SMALL: Final = (2000, 200)
-"""How many, and how many of them turn by turn."""
-FULL: Final = (100_000, 1000)
-PACK_SECONDS: Final = 3600.0
-MODELS: Final = ("small", "medium", "large")
+TURN_SECONDS: Final = 0.2
+"""Between two turns of a recorded rollout: 1,000 rollouts offer 10,000 steps a second, more than there is room for."""
+PAGE: Final = 100
+PACK_SECONDS: Final = 600.0
+REPEATS: Final = 15
 
 
-class Generator:
-    """Trajectories that read like those of a coding agent: the same for the same number."""
+class Store:
+    """One platform's store and the dataset in it that is measured."""
 
-    def __init__(self) -> None:
-        sources = sorted(Path(os.__file__).parent.glob("*.py"))
-        self._lines = [line for path in sources for line in path.read_text(errors="replace").splitlines() if line]
+    def __init__(self, platform: PlatformProcess, client: orchard.AsyncSandboxClient) -> None:
+        database = Postgres(platform.data / "postgres", platform.run / "pg", None).url
+        self.platform = platform
+        self.client = client
+        self.target = Target(database, platform.data / "trajectories", f"bench-{secrets.token_hex(4)}")
+        self.generator = Generator()
 
-    def steps(self, number: int) -> list[Step]:
-        """A system prompt, a task, and turns of a call and its output."""
-        rng = random.Random(number)
-        made = [Step.system("You fix bugs in a repository."), Step.user(self._text(rng, 1500))]
-        for turn in range(rng.randint(*TURNS)):
-            call = ToolCall(f"c{turn}", "bash", f'{{"command": "sed -n {rng.randint(1, 999)},+40p f{turn % 7}.py"}}')
-            made.append(Step.assistant(self._text(rng, 200), tool_calls=[call]))
-            made.append(Step.tool(call.call_id, self._text(rng, rng.randint(50, 1600))))
-        return made
+    @property
+    def dataset(self) -> str:
+        """What tells the measured trajectories from others."""
+        return self.target.dataset
 
-    def _text(self, rng: random.Random, length: int) -> str:
-        start, pieces, size = rng.randrange(len(self._lines)), [], 0
-        while size < length:
-            line = self._lines[(start + len(pieces)) % len(self._lines)]
-            pieces.append(line)
-            size += len(line) + 1
-        return "\n".join(pieces)
-
-
-class Writing:
-    """Writers that share the work."""
-
-    def __init__(self, client: orchard.AsyncSandboxClient, dataset: str) -> None:
-        self._client = client
-        self._dataset = dataset
-        self._generator = Generator()
-        self.appends: list[float] = []
-
-    async def one(self, number: int, *, turn_by_turn: bool) -> None:
-        task = Task(f"i-{number // 4}", self._dataset, f"repo-{number % 50}")
-        trajectory = await self._client.trajectories.create(
-            task, trajectory_id=f"{self._dataset}-{number}", model=MODELS[number % 3], attempt=number % 4
-        )
-        steps = self._generator.steps(number)
-        size = 2 if turn_by_turn else BULK_STEPS
-        for start in range(0, len(steps), size):
-            took = await timed(lambda start=start: trajectory.append(*steps[start : start + size]))  # type: ignore[misc]
-            if turn_by_turn:
-                self.appends.append(took)
-        await trajectory.seal()
-        score = Reward.scored(float(number % 3 == 0), judge="tests")
-        await self._client.trajectories.annotate(trajectory.trajectory_id, rewards=score)
-
-    async def all(self, numbers: range, *, turn_by_turn: bool) -> float:
-        """Seconds that it took."""
-        waiting = iter(numbers)
-
-        async def writer() -> None:
-            for number in waiting:
-                await self.one(number, turn_by_turn=turn_by_turn)
-
+    async def keep(self, count: int) -> float:
+        """Trajectories through the client, each created, appended in one call, sealed and judged; seconds it took."""
         started = time.perf_counter()
-        await asyncio.gather(*(writer() for _ in range(WRITERS)))
+
+        async def one(number: int) -> None:
+            trajectory = await self.client.trajectories.create(
+                task(self.dataset, number),
+                trajectory_id=f"{self.dataset}-{number}",
+                model=model(number),
+                attempt=number % 4,
+            )
+            await trajectory.append(*self.generator.steps(number))
+            await trajectory.seal()
+            score = Reward.scored(outcome(number), judge="tests")
+            await self.client.trajectories.annotate(trajectory.trajectory_id, rewards=score)
+
+        await shared(WRITERS, range(count), one)
         return time.perf_counter() - started
 
+    async def packed(self) -> float:
+        """Wait until every sealed trajectory has left the database; seconds it took."""
+        query = f"SELECT count(*) FROM {SCHEMA}.trajectories WHERE object_name = '' AND seal_time IS NOT NULL"
+        started = time.perf_counter()
+        async with asyncio.timeout(PACK_SECONDS):
+            while self.ask(query):
+                await asyncio.sleep(0.1)
+        return time.perf_counter() - started
 
-async def measure(platform: PlatformProcess, client: orchard.AsyncSandboxClient, *, full: bool) -> Figures:
-    """The figures, over 100,000 trajectories or 2,000."""
-    count, by_turns = FULL if full else SMALL
-    dataset = f"bench-{secrets.token_hex(4)}"
-    writing = Writing(client, dataset)
-    turn_seconds = await writing.all(range(by_turns), turn_by_turn=True)
-    bulk_seconds = await writing.all(range(by_turns, count), turn_by_turn=False)
-    packed_started = time.perf_counter()
-    raw = await _all_packed(client, dataset)
-    packing_seconds = time.perf_counter() - packed_started
-    stored = sum(path.stat().st_size for path in (platform.data / "trajectories").rglob("*.zst"))
-    rows, exported, export_seconds = await _export(client, dataset)
-    repeats = 30
+    def object_names(self) -> list[str]:
+        """Of the dataset's packed trajectories."""
+        query = f"SELECT object_name FROM {SCHEMA}.trajectories WHERE tenant = 'default' AND dataset = %s"
+        with connect(self.target.database, autocommit=True) as connection:
+            return [row[0] for row in connection.execute(query, [self.dataset])]
+
+    def ask(self, query: str, *values: object) -> Any:
+        """The one answer of a query to the database."""
+        with connect(self.target.database, autocommit=True) as connection:
+            return connection.execute(query, values).fetchall()[0][0]
+
+
+async def measure(
+    platform: PlatformProcess, client: orchard.AsyncSandboxClient, *, full: bool, sizes: Sequence[int] = ()
+) -> Figures:
+    """The figures at the largest of the sizes, and under `growth` at each."""
+    store, growth = Store(platform, client), []
+    kept = loaded = 0
+    for size in sizes or (FULL if full else SMALL):
+        if not kept:
+            kept, seconds = size, await store.keep(size)
+            kept_per_second = size / seconds
+        else:
+            await asyncio.to_thread(load, store.target, range(loaded, size))
+        loaded = size
+        behind = await store.packed()
+        growth.append({"trajectories": size, **await _at(store)})
+        print(f"  {growth[-1]}", file=sys.stderr, flush=True)
+    share = await asyncio.to_thread(compressed_share, store.generator, range(40))
     return {
-        "rows": rows,
-        "appends_per_second": round(len(writing.appends) / turn_seconds, 1),
-        "append_p50": percentile(writing.appends, 0.50),
-        "append_p99": percentile(writing.appends, 0.99),
-        "bulk_trajectories_per_second": round((count - by_turns) / bulk_seconds, 1),
-        "packing_behind_seconds": round(packing_seconds, 1),
-        "query_p50": await _p50(repeats, lambda number: _first_page(client, dataset, number)),
-        "stats_p50": await _p50(repeats, lambda _: client.trajectories.stats(group_by="model", ks=[1, 4])),
-        "export_megabytes_per_second": round(exported / 1e6 / export_seconds, 1),
-        "storage_share_of_raw": round(stored / raw, 4),
+        **growth[-1],
+        "kept_per_second": round(kept_per_second, 1),
+        "packing_behind_seconds": round(behind, 1),
+        "raw_share_left_by_xz": round(share, 4),
+        "growth": {f"{one.pop('trajectories')}": one for one in growth},
     }
 
 
-async def _all_packed(client: orchard.AsyncSandboxClient, dataset: str) -> int:
-    """Wait until every step has left the database; returns the bytes of text."""
-    async with asyncio.timeout(PACK_SECONDS):
-        while True:
-            text = waiting = 0
-            async for one in client.trajectories.export(metadata_only=True, datasets=dataset):
-                text += one.info.totals.text_bytes
-                waiting += not one.info.content_hash
-            if not waiting:
-                return text
-            await asyncio.sleep(1.0)
+async def _at(store: Store) -> Figures:
+    text = store.ask(
+        f"SELECT sum(text_bytes)::bigint FROM {SCHEMA}.trajectories WHERE tenant = 'default' AND dataset = %s",
+        store.dataset,
+    )
+    count = store.ask(f"SELECT count(*) FROM {SCHEMA}.trajectories")
+    packed = sum((store.target.objects / name).stat().st_size for name in store.object_names())
+    rows = store.ask(f"SELECT pg_total_relation_size('{SCHEMA}.trajectories')")
+    stats = [
+        await timed(lambda: store.client.trajectories.stats(group_by="model", ks=[1, 4], datasets=store.dataset))
+        for _ in range(REPEATS)
+    ]
+    return {
+        "text_bytes": text,
+        "storage_share_of_raw": round(packed / text, 4),
+        "database_bytes_each": round(rows / count),
+        **await _lists(store),
+        "stats_p50": percentile(stats, 0.5),
+        **await _export(store),
+        **await _appends(store),
+    }
 
 
-async def _export(client: orchard.AsyncSandboxClient, dataset: str) -> tuple[int, int, float]:
-    rows = size = 0
+async def _lists(store: Store) -> Figures:
+    """Every page of three lists, from the first to the last."""
+    lists: list[dict[str, Any]] = [
+        {"order": "created", "repos": "repo-7"},
+        {"order": "tokens", "models": "small"},
+        {"order": "outcome", "outcome_least": 1.0},
+    ]
+    pages: list[list[float]] = [await _pages(store, **wanted) for wanted in lists]
+    every = list(itertools.chain(*pages))
+    last = list(itertools.chain(*(one[-max(1, len(one) // 10) :] for one in pages)))
+    return {
+        "query_p50": percentile(every, 0.5),
+        "query_p99": percentile(every, 0.99),
+        "query_last_pages_p50": percentile(last, 0.5),
+    }
+
+
+async def _pages(store: Store, **wanted: Any) -> list[float]:
+    """Milliseconds of each page."""
+    took: list[float] = []
+    listed = store.client.trajectories.list(page_size=PAGE, datasets=store.dataset, **wanted)
+    while True:
+        started, rows = time.perf_counter(), 0
+        while rows < PAGE and await anext(listed, None) is not None:
+            rows += 1
+        if not rows:
+            return took
+        took.append((time.perf_counter() - started) * 1e3)
+
+
+async def _export(store: Store) -> Figures:
+    pid = store.platform.service_pid("trajectories")
+    rows = text = 0
+    before = most = rss_bytes(pid)
     started = time.perf_counter()
-    async for one in client.trajectories.export(datasets=dataset):
+    async for one in store.client.trajectories.export(datasets=store.dataset):
+        text += one.message.totals.text_bytes
+        if len(one.step_messages) != one.message.totals.steps:
+            raise RuntimeError(f"{one.trajectory_id} came without some of its steps")
         rows += 1
-        size += sum(step.ByteSize() for step in one.step_messages)
-    return rows, size, time.perf_counter() - started
+        if rows % 100 == 0:
+            most = max(most, rss_bytes(pid))
+    seconds = time.perf_counter() - started
+    return {
+        "rows": rows,
+        "export_megabytes_per_second": round(text / 1e6 / seconds, 1),
+        "export_rss_growth": most - before,
+    }
 
 
-async def _first_page(client: orchard.AsyncSandboxClient, dataset: str, number: int) -> None:
-    filters = ({"repos": f"repo-{number % 50}"}, {"models": MODELS[number % 3]}, {"outcome_least": 1.0})[number % 3]
-    order = ("created", "tokens", "outcome")[number % 3]
-    async for _ in client.trajectories.list(order=order, page_size=100, datasets=dataset, **filters):  # type: ignore[arg-type]
-        return
+async def _appends(store: Store) -> Figures:
+    """Steps into 1,000 open trajectories: recorded turn by turn, as a rollout does, and in lone calls of one turn."""
+    dataset = f"{store.dataset}-open"
+    steps = [store.generator.steps(number) for number in range(OPEN)]
+    recordings = [
+        store.client.record(task(dataset, number), trajectory_id=f"{dataset}-{number}") for number in range(OPEN)
+    ]
+    await shared(WRITERS, recordings, lambda one: one.__aenter__())
+    started = time.perf_counter()
+    await asyncio.gather(*map(_rollout, recordings, steps))
+    seconds = time.perf_counter() - started
+    lone: list[float] = []
+
+    async def call(recording: orchard.AsyncRecording) -> None:
+        lone.append(await timed(lambda: recording.append(Step.assistant("go on"), Step.user("why"))))
+
+    called = time.perf_counter()
+    await shared(WRITERS, recordings, call)
+    lone_seconds = time.perf_counter() - called
+    await shared(WRITERS, recordings, lambda one: one.close("completed"))
+    await store.packed()
+    await store.client.trajectories.delete(datasets=dataset)
+    return {
+        "appends_per_second": round(sum(map(len, steps)) / seconds, 1),
+        "lone_appends_per_second": round(OPEN / lone_seconds, 1),
+        "lone_append_p50": percentile(lone, 0.5),
+        "lone_append_p99": percentile(lone, 0.99),
+    }
 
 
-async def _p50(repeats: int, work: Callable[[int], Awaitable[object]]) -> float:
-    return percentile([await timed(lambda number=number: work(number)) for number in range(repeats)], 0.50)  # type: ignore[misc]
+async def _rollout(recording: orchard.AsyncRecording, steps: Sequence[Step]) -> None:
+    """Two steps a turn, and on without waiting for the store; at the end all are durable."""
+    for first in range(0, len(steps), 2):
+        recording.add(*steps[first : first + 2])
+        await asyncio.sleep(TURN_SECONDS)
+    await recording.flush()
+
+
+async def shared(workers: int, things: Iterable[T], work: Callable[[T], Awaitable[object]]) -> None:
+    """Do something with each, some at a time."""
+    waiting = iter(things)
+
+    async def worker() -> None:
+        for thing in waiting:
+            await work(thing)
+
+    await asyncio.gather(*(worker() for _ in range(workers)))

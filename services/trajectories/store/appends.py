@@ -76,7 +76,7 @@ class AppendStore:
     async def _append_plain(self, appends: Mapping[int, Append]) -> dict[int, int]:
         """Add what simply goes on where its trajectory ends, by one statement; returns what was added."""
         steps = [(append, step) for append in appends.values() for step in append.steps]
-        totals = [_sum([step.totals for step in append.steps]) for append in appends.values()]
+        totals = [sum_of([step.totals for step in append.steps]) for append in appends.values()]
         columns: list[list[Any]] = [
             [append.tenant for append in appends.values()],
             [append.trajectory_id for append in appends.values()],
@@ -251,7 +251,7 @@ async def _apply(
     target.writer = append.writer
     target.added += new
     target.next_index += len(new)
-    target.totals = _sum([target.totals, *(step.totals for step in new)])
+    target.totals = sum_of([target.totals, *(step.totals for step in new)])
     return target.next_index
 
 
@@ -319,7 +319,8 @@ async def _update(connection: Connection, targets: Sequence[_Target]) -> None:
         await connection.execute(_UPDATE, columns)
 
 
-def _sum(totals: Sequence[Totals]) -> Totals:
+def sum_of(totals: Sequence[Totals]) -> Totals:
+    """What several add together."""
     return Totals(
         cost_usd=sum(one.cost_usd for one in totals),
         longest_tokens=max(one.longest_tokens for one in totals),

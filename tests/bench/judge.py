@@ -14,12 +14,12 @@ import aiohttp
 import orchard
 from orchard import Judgement, Step
 
-from tests.bench.measure import Figures, percentile, timed
+from tests.bench.measure import Figures, percentile, rss_bytes, timed
 from tests.bench.processors import Processors
 from tests.support.health import SERVING, wait_health
 from tests.support.platform import ROOT, PlatformProcess
 
-_PATIENCE_SECONDS = 120.0
+_PATIENCE_SECONDS = 300.0
 _STEPS = 40
 
 
@@ -41,15 +41,15 @@ async def measure(platform: PlatformProcess, client: orchard.AsyncSandboxClient,
                 alone.append(await timed(partial(client.judge.run, judgement)))
                 floor.append(await timed(model))
                 found.append(await timed(partial(client.judge.run, judgement)))
-        many = 4 * count
+        many = 10_000 if full else 400
         processors = Processors(platform)
         started = time.perf_counter()
-        judged = 0
-        async for item in client.judge.batch(
-            "bench", {f"i{number}": _asked(f"many {number}") for number in range(many)}
-        ):
+        judge, judged, early = platform.service_pid("judge"), 0, 0
+        async for item in client.judge.batch("bench", _items(many)):
             assert item.verdict.state == "scored", item.verdict.message
             judged += 1
+            if judged == many // 10:
+                early = rss_bytes(judge)
         seconds = time.perf_counter() - started
         assert judged == many
         return {
@@ -57,8 +57,16 @@ async def measure(platform: PlatformProcess, client: orchard.AsyncSandboxClient,
             "cache_hit_p50": percentile(found, 0.5),
             "model_p50": percentile(floor, 0.5),
             "verdicts_per_second": round(many / seconds, 1),
+            "judge_rss": rss_bytes(judge),
+            # From a tenth of the batch on.
+            "judge_rss_growth": rss_bytes(judge) - early,
             "cpu_each": processors.each(many),
         }
+
+
+async def _items(count: int) -> AsyncIterator[tuple[str, Judgement]]:
+    for number in range(count):
+        yield f"i{number}", _asked(f"many {number}")
 
 
 def _asked(instruction: str) -> Judgement:

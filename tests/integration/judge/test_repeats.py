@@ -156,10 +156,12 @@ async def batches_of(database: str, folder: Path, judge: JudgeSettings) -> Async
 
     shelf, answers = RubricShelf(RubricStore(turns), clock), Answers(ObjectStore(folder.as_uri()))
     stores = (store, claims, calls, endings)
-    judging = Judging({judge.name: make_endpoint(judge)}, *stores, shelf, locks, answers, clock, company)
+    endpoint = make_endpoint(judge)
+    judging = Judging({judge.name: endpoint}, *stores, shelf, locks, answers, clock, company)
     try:
         yield Batches(judging, store, clock)
     finally:
+        await endpoint.close()
         for lane in (claims, calls, endings, locks):
             await lane.close()
         await engine.dispose()

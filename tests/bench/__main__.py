@@ -20,7 +20,20 @@ from tests.bench.benchmarks import Bench
 from tests.support.platform import ROOT, PlatformProcess
 
 RESULT = ROOT / "build" / "bench.json"
-NAMES = ("up", "exec", "create", "lifecycle", "stream", "files", "agent", "watcher", "gateway", "trajectories", "judge")
+NAMES = (
+    "up",
+    "exec",
+    "create",
+    "lifecycle",
+    "stream",
+    "files",
+    "forward",
+    "agent",
+    "watcher",
+    "gateway",
+    "trajectories",
+    "judge",
+)
 # Only where they are named: they need root and the testbed of tests/cluster.
 NAMED = ("kubernetes",)
 # Name, figure, bound, whether it must be at most or at least that, and where the bound comes from.
@@ -31,6 +44,7 @@ GOALS: tuple[tuple[str, str, float, str], ...] = (
     ("lifecycle.200.seconds", "", 6, "at most"),
     ("lifecycle.1000.seconds", "", 26, "at most"),
     ("stream.megabytes_per_second", "", 300, "at least"),
+    ("forward.megabytes_per_second", "", 200, "at least"),
     ("agent.forked_rss", "", 10 << 20, "at most"),
     ("agent.idle_rss", "", 40 << 20, "at most"),
     ("agent.payload_bytes", "", 40 << 20, "at most"),

@@ -44,12 +44,14 @@ def python_of(name: str) -> Path:
     return python
 
 
-def run(name: str, script: str, *arguments: str | Path, timeout: float = 900) -> str:
-    """Run a script of this folder in an environment; returns what it printed."""
-    environment = {
-        key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV", "COV_"))
+def environment_of() -> dict[str, str]:
+    """The variables of a program in an environment: nothing of this interpreter's, and no harness looks outside."""
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("PYTHON", "VIRTUAL_ENV", "COV_", "ORCHARD_"))
     }
-    environment |= {
+    return kept | {
         "HARBOR_TELEMETRY": "0",
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
@@ -57,9 +59,13 @@ def run(name: str, script: str, *arguments: str | Path, timeout: float = 900) ->
         "OMP_NUM_THREADS": "2",
         "MSWEA_SILENT_STARTUP": "1",
     }
+
+
+def run(name: str, script: str, *arguments: str | Path, timeout: float = 900) -> str:
+    """Run a script of this folder in an environment; returns what it printed."""
     done = subprocess.run(
         [python_of(name), HERE / script, *arguments],
-        env=environment,
+        env=environment_of(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -92,6 +92,9 @@ def description(message: trajectory_pb2.Trajectory) -> Description:
 def trajectory_message(found: Trajectory) -> trajectory_pb2.Trajectory:
     """The wire form."""
     said, totals = found.description, found.totals
+    rewards = [reward_message(reward) for reward in found.rewards]
+    # It is one of them, so nothing is made twice.
+    outcome = next((made for one, made in zip(found.rewards, rewards, strict=True) if one is found.outcome), None)
     return trajectory_pb2.Trajectory(
         trajectory_id=said.trajectory_id,
         tenant=found.tenant,
@@ -102,8 +105,8 @@ def trajectory_message(found: Trajectory) -> trajectory_pb2.Trajectory:
         labels=said.labels,
         status=found.status.value,  # type: ignore[arg-type]  # the numbers are the proto's
         status_message=found.status_message,
-        outcome=None if found.outcome is None else reward_message(found.outcome),
-        rewards=map(reward_message, found.rewards),
+        outcome=outcome,
+        rewards=rewards,
         totals=trajectory_pb2.Totals(
             steps=totals.steps,
             turns=totals.turns,

@@ -17,6 +17,7 @@ from psycopg import connect
 from services.local.stores.postgres import Postgres
 from services.trajectories.store.tables import SCHEMA
 from tests.bench.measure import Figures, percentile, rss_bytes, timed
+from tests.bench.processors import Processors
 from tests.bench.trajectory_load import Target, load, model, outcome, task
 from tests.bench.trajectory_texts import Generator, compressed_share
 from tests.support.platform import PlatformProcess
@@ -123,16 +124,19 @@ async def _at(store: Store) -> Figures:
     count = store.ask(f"SELECT count(*) FROM {SCHEMA}.trajectories")
     packed = sum((store.target.objects / name).stat().st_size for name in store.object_names())
     rows = store.ask(f"SELECT pg_total_relation_size('{SCHEMA}.trajectories')")
+    processors = Processors(store.platform)
     stats = [
         await timed(lambda: store.client.trajectories.stats(group_by="model", ks=[1, 4], datasets=store.dataset))
         for _ in range(REPEATS)
     ]
+    stats_cpu = processors.each(REPEATS)
     return {
         "text_bytes": text,
         "storage_share_of_raw": round(packed / text, 4),
         "database_bytes_each": round(rows / count),
         **await _lists(store),
         "stats_p50": percentile(stats, 0.5),
+        "stats_cpu_each": stats_cpu,
         **await _export(store),
         **await _appends(store),
     }
@@ -145,6 +149,7 @@ async def _lists(store: Store) -> Figures:
         {"order": "tokens", "models": "small"},
         {"order": "outcome", "outcome_least": 1.0},
     ]
+    processors = Processors(store.platform)
     pages: list[list[float]] = [await _pages(store, **wanted) for wanted in lists]
     every = list(itertools.chain(*pages))
     last = list(itertools.chain(*(one[-max(1, len(one) // 10) :] for one in pages)))
@@ -152,6 +157,7 @@ async def _lists(store: Store) -> Figures:
         "query_p50": percentile(every, 0.5),
         "query_p99": percentile(every, 0.99),
         "query_last_pages_p50": percentile(last, 0.5),
+        "query_cpu_each": processors.each(len(every)),
     }
 
 
@@ -169,7 +175,7 @@ async def _pages(store: Store, **wanted: Any) -> list[float]:
 
 
 async def _export(store: Store) -> Figures:
-    pid = store.platform.service_pid("trajectories")
+    pid, processors = store.platform.service_pid("trajectories"), Processors(store.platform)
     rows = text = 0
     before = most = rss_bytes(pid)
     started = time.perf_counter()
@@ -184,6 +190,7 @@ async def _export(store: Store) -> Figures:
     return {
         "rows": rows,
         "export_megabytes_per_second": round(text / 1e6 / seconds, 1),
+        "export_cpu_each": processors.each(rows),
         "export_rss_growth": most - before,
     }
 
@@ -196,25 +203,27 @@ async def _appends(store: Store) -> Figures:
         store.client.record(task(dataset, number), trajectory_id=f"{dataset}-{number}") for number in range(OPEN)
     ]
     await shared(WRITERS, recordings, lambda one: one.__aenter__())
-    started = time.perf_counter()
+    processors, started = Processors(store.platform), time.perf_counter()
     await asyncio.gather(*map(_rollout, recordings, steps))
-    seconds = time.perf_counter() - started
+    seconds, cpu = time.perf_counter() - started, processors.each(sum(map(len, steps)))
     lone: list[float] = []
 
     async def call(recording: orchard.AsyncRecording) -> None:
         lone.append(await timed(lambda: recording.append(Step.assistant("go on"), Step.user("why"))))
 
-    called = time.perf_counter()
+    processors, called = Processors(store.platform), time.perf_counter()
     await shared(WRITERS, recordings, call)
-    lone_seconds = time.perf_counter() - called
+    lone_seconds, lone_cpu = time.perf_counter() - called, processors.each(OPEN)
     await shared(WRITERS, recordings, lambda one: one.close("completed"))
     await store.packed()
     await store.client.trajectories.delete(datasets=dataset)
     return {
         "appends_per_second": round(sum(map(len, steps)) / seconds, 1),
+        "append_cpu_each": cpu,
         "lone_appends_per_second": round(OPEN / lone_seconds, 1),
         "lone_append_p50": percentile(lone, 0.5),
         "lone_append_p99": percentile(lone, 0.99),
+        "lone_append_cpu_each": lone_cpu,
     }
 
 

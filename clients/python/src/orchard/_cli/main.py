@@ -93,6 +93,7 @@ app.command(
     # Everything behind the sandbox's id belongs to the command.
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
 )(execution.exec_command)
+app.command("shell")(execution.shell_command)
 app.command("cp")(copying.copy)
 app.command()(ports.forward)
 app.command()(ports.expose)

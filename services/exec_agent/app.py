@@ -127,6 +127,7 @@ async def serve(config: AgentConfig) -> AsyncIterator[Agent]:
         stack.callback(ports.interrupt)
         tasks = await stack.enter_async_context(TaskGroup())
         tasks.start("forget old commands", service.sweep())
+        tasks.start("forget broken uploads", files.forget_uploads())
         yield Agent(service, launcher, port, tasks)
 
 

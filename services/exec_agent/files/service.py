@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Final
 
 from services.common.errors import FailedPreconditionError, InvalidArgumentError
@@ -19,11 +20,13 @@ from services.exec_agent.files.patching import apply_patch
 from services.exec_agent.files.paths import absolute
 from services.exec_agent.files.reading import FileHead, read_file
 from services.exec_agent.files.removing import remove
+from services.exec_agent.files.uploads import Uploads
 from services.exec_agent.files.workers import Workers
 from services.exec_agent.files.writing import FileWriter, WriteOptions, make_one_directory
 from services.exec_agent.users import resolve_user
 
 MAXIMUM_PATCH_BYTES: Final = 64 << 20
+_SWEEP_SECONDS: Final = 60.0
 
 
 class FileService:
@@ -38,6 +41,7 @@ class FileService:
         self._working_directory = working_directory
         self._default_owner = default_owner
         self._workers = Workers()
+        self._uploads = Uploads()
 
     def close(self) -> None:
         """Take no more work."""
@@ -51,12 +55,39 @@ class FileService:
         return absolute(path, self._working_directory)
 
     async def write_file(
-        self, path: str, pieces: AsyncIterator[bytes], *, mode: int, owner: str, make_parents: bool, exclusive: bool
+        self,
+        path: str,
+        pieces: AsyncIterator[bytes],
+        *,
+        mode: int,
+        owner: str,
+        make_parents: bool,
+        exclusive: bool,
+        upload_id: str = "",
+        offset: int = 0,
     ) -> int:
-        """Write a file that appears whole or not at all; returns its size."""
+        """Write a file that appears whole or not at all; returns its size.
+
+        With an upload id what came of it is kept when the stream breaks, and `offset` says where this stream begins.
+        """
         resolved = await self._workers.run(_owner, owner) if owner else None
-        options = WriteOptions(mode, resolved, make_parents, exclusive)
-        return await self._workers.pour(pieces, FileWriter(self._path(path), options, self._owner()))
+        place, options = self._path(path), WriteOptions(mode, resolved, make_parents, exclusive)
+        make = partial(FileWriter, place, options, self._owner())
+        if not upload_id:
+            return await self._workers.pour(pieces, make())
+        stream = await self._workers.run(self._uploads.stream, upload_id, offset, (place, options), make)
+        return await self._workers.pour(pieces, stream)
+
+    async def received(self, upload_id: str) -> int:
+        """How much of an upload is there."""
+        return await self._workers.run(self._uploads.received, upload_id)
+
+    async def forget_uploads(self) -> None:
+        """Drop uploads that nobody goes on with, as time passes."""
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            if self._uploads.waiting:
+                await self._workers.run(self._uploads.expire)
 
     def read_file(self, path: str, offset: int, length: int) -> AsyncGenerator[tuple[FileHead | None, bytes], None]:
         """A file's bytes in chunks; the head comes with the first."""

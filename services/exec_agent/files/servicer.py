@@ -73,6 +73,11 @@ class FileServicer(FileServiceServicer):
         fields.path("start.path", start.path)
         _mode(fields, "start.mode", start.mode)
         fields.text("start.owner", start.owner, maximum=_MAXIMUM_OWNER_BYTES)
+        fields.token_id("start.upload_id", start.upload_id, optional=True)
+        fields.check(start.offset >= 0, "start.offset", "must not be negative")
+        fields.check(
+            not start.offset or bool(start.upload_id), "start.offset", "needs the upload_id that it goes on with"
+        )
         fields.done()
         size = await self._service.write_file(
             start.path,
@@ -81,8 +86,21 @@ class FileServicer(FileServiceServicer):
             owner=start.owner,
             make_parents=start.make_parents,
             exclusive=start.exclusive,
+            upload_id=start.upload_id,
+            offset=start.offset,
         )
         return file_service_pb2.WriteFileResponse(size=size)
+
+    async def GetUpload(  # noqa: N802
+        self,
+        request: file_service_pb2.GetUploadRequest,
+        context: _Context,  # noqa: ARG002
+    ) -> file_service_pb2.GetUploadResponse:
+        """See the contract."""
+        fields = fields_for(self._sandbox_id, request.sandbox_id)
+        fields.token_id("upload_id", request.upload_id)
+        fields.done()
+        return file_service_pb2.GetUploadResponse(received=await self._service.received(request.upload_id))
 
     async def ReadFile(  # noqa: N802
         self,

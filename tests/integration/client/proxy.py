@@ -31,7 +31,10 @@ class Proxy:
         self._refusing = False
         self._drop_answer = False
         self._cut_after: int | None = None
+        self._cut_after_sent: int | None = None
+        self._sent = 0
         self.passed = 0
+        self.sent = 0
         self.connections = 0
         self.cuts = 0
         self._loop = asyncio.new_event_loop()
@@ -73,6 +76,12 @@ class Proxy:
         """Break every connection each time another `count` bytes of answers have passed; None stops that."""
         self.passed = 0
         self._cut_after = count
+
+    def cut_after_sent(self, count: int | None) -> None:
+        """The same for requests, all of which `sent` counts from now on; None stops the cutting."""
+        self._sent = 0
+        self.sent = 0 if count is not None else self.sent
+        self._cut_after_sent = count
 
     def drop_next_answer(self) -> None:
         """Let requests through, and break the connection when their answer comes."""
@@ -130,7 +139,14 @@ class Proxy:
                     break
                 writer.write(data)
                 await writer.drain()
-                if answers:
+                if not answers:
+                    self.sent += len(data)
+                    self._sent += len(data)
+                    if self._cut_after_sent is not None and self._sent >= self._cut_after_sent:
+                        self._sent = 0
+                        self._cut()
+                        break
+                else:
                     self.passed += len(data)
                     if self._cut_after is not None and self.passed >= self._cut_after:
                         self.passed = 0

@@ -238,3 +238,26 @@ def test_a_gateway_killed_before_the_result(platform: PlatformProcess, sandbox: 
             pid = platform.kill_service("gateway")
     assert seen == "first\nsecond\n"
     platform.wait_ready("gateway", not_pid=pid)
+
+
+@pytest.mark.parametrize("source", ["bytes", "file"])
+async def test_an_upload_goes_on_where_a_connection_broke(
+    proxy: Proxy, shaky: AsyncSandboxClient, sandbox: Sandbox, tmp_path: Path, source: str
+) -> None:
+    """What was sent before is not sent again, so that a file of any size gets through a connection that never lasts."""
+    content = os.urandom(40 << 20)
+    name = f"/tmp/resumed-{source}"
+    proxy.cut_after_sent(12 << 20)
+    box = shaky.attach(sandbox.sandbox_id)
+    if source == "bytes":
+        assert await box.write_file(name, content) == len(content)
+    else:
+        (tmp_path / "large").write_bytes(content)
+        told: list[int] = []
+        await box.upload(tmp_path / "large", name, progress=lambda done, _all: told.append(done))
+        assert told[-1] == len(content)
+    proxy.cut_after_sent(None)
+    assert proxy.cuts >= 2
+    assert proxy.sent < 2 * len(content), "it began again each time"
+    assert sandbox.read_file(name) == content
+    sandbox.remove(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, closing
@@ -19,7 +20,7 @@ from orchard.exec.v1 import file_service_pb2
 T = TypeVar("T")
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes so far, bytes in all; 0 if unknown). Counts anew when a transfer is repeated."""
+"""Called with (bytes so far, bytes in all; 0 if unknown). Counts anew when an archive is repeated."""
 
 _BLOCK: Final = archive.BLOCK
 _SMALL: Final = 1 << 20
@@ -50,27 +51,37 @@ class AsyncTransfers(AsyncFiles):
 
         Raises:
             FileExists, IsADirectory, NotADirectory, FilePermissionDenied, NoSpace, FileNotFound: as their names say.
-            OutcomeUnknown: with `exclusive`, it may have been written by this call or by somebody else.
+            OutcomeUnknown: with `exclusive`, after a restart of the agent: written by this call or by somebody else.
         """
         content = memoryview(data.encode() if isinstance(data, str) else data).cast("B")
         start = file_service_pb2.WriteFileStart(
             path=path, mode=mode, owner=owner, make_parents=make_parents, exclusive=exclusive
         )
 
-        async def pieces() -> AsyncGenerator[bytes, None]:
-            for offset in range(0, len(content), _BLOCK):
+        async def pieces(start: int) -> AsyncGenerator[bytes, None]:
+            for offset in range(start, len(content), _BLOCK):
                 yield bytes(content[offset : offset + _BLOCK])
 
         return await self._write(start, pieces)
 
     async def _write(
-        self, start: file_service_pb2.WriteFileStart, pieces: Callable[[], AsyncGenerator[bytes, None]]
+        self, start: file_service_pb2.WriteFileStart, pieces: Callable[[int], AsyncGenerator[bytes, None]]
     ) -> int:
+        """Write what `pieces` gives from an offset on; where a connection breaks, another goes on."""
         retry = self._transport.retry()
+        start.upload_id = secrets.token_hex(12)
+        attempts = 0
 
         async def requests() -> AsyncIterator[file_service_pb2.WriteFileRequest]:
+            nonlocal attempts
+            attempts += 1
+            if attempts > 1:
+                received = await self._received(start.upload_id)
+                if received > start.offset:
+                    retry.succeeded()
+                start.offset = received
             yield file_service_pb2.WriteFileRequest(sandbox_id=self._sandbox_id, start=start)
-            async with aclosing(pieces()) as parts:
+            async with aclosing(pieces(start.offset)) as parts:
                 async for data in parts:
                     yield file_service_pb2.WriteFileRequest(data=data)
             yield file_service_pb2.WriteFileRequest(end=True)
@@ -85,12 +96,22 @@ class AsyncTransfers(AsyncFiles):
                     retry=retry,
                 )
         except errors.FileExists as error:
-            # An earlier attempt's answer may have been lost after it had written the file. Even if it is the same, a
-            # lock file is the same whoever wrote it.
+            # An earlier answer may have been lost after it had written the file, and then the agent restarted.
+            # Even if it is the same, a lock file is the same whoever wrote it.
             if not retry.may_have_acted or not start.exclusive:
                 raise
             raise unknown(f"{start.path!r} is there now, but perhaps not written by this call", error) from error
         return response.size
+
+    async def _received(self, upload_id: str) -> int:
+        """From where an upload is gone on with; agents before this know no such thing, and begin again."""
+        request = file_service_pb2.GetUploadRequest(sandbox_id=self._sandbox_id, upload_id=upload_id)
+        try:
+            return (
+                await self._transport.unary(lambda c: c.file.GetUpload, request, sandbox_id=self._sandbox_id)
+            ).received
+        except errors.Unimplemented:
+            return 0
 
     async def read_file(self, path: str, *, offset: int = 0, length: int = 0) -> bytes:
         """Bytes of a file: `length` of them (0: all) from `offset` on.
@@ -187,9 +208,10 @@ class AsyncTransfers(AsyncFiles):
         info = await in_thread(path.stat)
         start = file_service_pb2.WriteFileStart(path=target, mode=info.st_mode & 0o7777, make_parents=True)
 
-        async def pieces() -> AsyncGenerator[bytes, None]:
-            done = 0
+        async def pieces(offset: int) -> AsyncGenerator[bytes, None]:
+            done = offset
             with await in_thread(path.open, "rb") as file:
+                await in_thread(file.seek, offset)
                 while data := await _read(file, info.st_size):
                     yield data
                     done += len(data)

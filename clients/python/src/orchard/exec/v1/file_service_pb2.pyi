@@ -70,6 +70,8 @@ class WriteFileStart(_message.Message):
     OWNER_FIELD_NUMBER: _builtins.int
     MAKE_PARENTS_FIELD_NUMBER: _builtins.int
     EXCLUSIVE_FIELD_NUMBER: _builtins.int
+    UPLOAD_ID_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """The file."""
     mode: _builtins.int
@@ -80,6 +82,10 @@ class WriteFileStart(_message.Message):
     """Make missing parent directories."""
     exclusive: _builtins.bool
     """Fail with FILE_EXISTS instead of replacing."""
+    upload_id: _builtins.str
+    """Names this upload, so that it can be gone on with: 1 to 64 of A-Z, a-z, 0-9, '-', '_'. Empty: it cannot."""
+    offset: _builtins.int
+    """Where in the file the bytes of this stream begin, with an upload id. Bytes that are there already are skipped."""
     def __init__(
         self,
         *,
@@ -88,14 +94,64 @@ class WriteFileStart(_message.Message):
         owner: _builtins.str = ...,
         make_parents: _builtins.bool = ...,
         exclusive: _builtins.bool = ...,
+        upload_id: _builtins.str = ...,
+        offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exclusive", b"exclusive", "make_parents", b"make_parents", "mode", b"mode", "owner", b"owner", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exclusive", b"exclusive", "make_parents", b"make_parents", "mode", b"mode", "offset", b"offset", "owner", b"owner", "path", b"path", "upload_id", b"upload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WriteFileStart: _TypeAlias = WriteFileStart  # noqa: Y015
+
+@_typing.final
+class GetUploadRequest(_message.Message):
+    """GetUploadRequest names an upload."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SANDBOX_ID_FIELD_NUMBER: _builtins.int
+    UPLOAD_ID_FIELD_NUMBER: _builtins.int
+    sandbox_id: _builtins.str
+    """The sandbox."""
+    upload_id: _builtins.str
+    """The id that WriteFileStart gave it."""
+    def __init__(
+        self,
+        *,
+        sandbox_id: _builtins.str = ...,
+        upload_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sandbox_id", b"sandbox_id", "upload_id", b"upload_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetUploadRequest: _TypeAlias = GetUploadRequest  # noqa: Y015
+
+@_typing.final
+class GetUploadResponse(_message.Message):
+    """GetUploadResponse tells how far an upload is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIVED_FIELD_NUMBER: _builtins.int
+    received: _builtins.int
+    """Bytes of the file that are there, from its beginning; the file's size when it is complete, 0 of an upload that is not known."""
+    def __init__(
+        self,
+        *,
+        received: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["received", b"received"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetUploadResponse: _TypeAlias = GetUploadResponse  # noqa: Y015
 
 @_typing.final
 class WriteFileResponse(_message.Message):

@@ -47,6 +47,11 @@ class FileServiceStub:
                 request_serializer=orchard_dot_exec_dot_v1_dot_file__service__pb2.WriteFileRequest.SerializeToString,
                 response_deserializer=orchard_dot_exec_dot_v1_dot_file__service__pb2.WriteFileResponse.FromString,
                 _registered_method=True)
+        self.GetUpload = channel.unary_unary(
+                '/orchard.exec.v1.FileService/GetUpload',
+                request_serializer=orchard_dot_exec_dot_v1_dot_file__service__pb2.GetUploadRequest.SerializeToString,
+                response_deserializer=orchard_dot_exec_dot_v1_dot_file__service__pb2.GetUploadResponse.FromString,
+                _registered_method=True)
         self.ReadFile = channel.unary_stream(
                 '/orchard.exec.v1.FileService/ReadFile',
                 request_serializer=orchard_dot_exec_dot_v1_dot_file__service__pb2.ReadFileRequest.SerializeToString,
@@ -107,7 +112,17 @@ class FileServiceServicer:
 
     def WriteFile(self, request_iterator, context):
         """WriteFile writes a file: the first message says where, the next bring its bytes, the last says that this was all. The file
-        appears whole by a rename, or, when the stream breaks or ends early, not at all.
+        appears whole by a rename, or, when the stream breaks or ends early, not at all. With an upload id what came of it is kept for ten
+        minutes, the newest 16 of a sandbox, and another stream goes on with it; a repeat of a complete one writes nothing and is answered as
+        the first. Errors: INVALID_ARGUMENT (UPLOAD_INCOMPLETE: bytes before the offset are missing; metadata received says how many are
+        there), ALREADY_EXISTS (UPLOAD_ID_REUSED), UNAVAILABLE (UPLOAD_TAKEN_OVER: another stream goes on with it; UPLOAD_BUSY).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetUpload(self, request, context):
+        """GetUpload says from where an upload is gone on with.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -187,6 +202,11 @@ def add_FileServiceServicer_to_server(servicer, server):
                     servicer.WriteFile,
                     request_deserializer=orchard_dot_exec_dot_v1_dot_file__service__pb2.WriteFileRequest.FromString,
                     response_serializer=orchard_dot_exec_dot_v1_dot_file__service__pb2.WriteFileResponse.SerializeToString,
+            ),
+            'GetUpload': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUpload,
+                    request_deserializer=orchard_dot_exec_dot_v1_dot_file__service__pb2.GetUploadRequest.FromString,
+                    response_serializer=orchard_dot_exec_dot_v1_dot_file__service__pb2.GetUploadResponse.SerializeToString,
             ),
             'ReadFile': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadFile,
@@ -269,6 +289,33 @@ class FileService:
             '/orchard.exec.v1.FileService/WriteFile',
             orchard_dot_exec_dot_v1_dot_file__service__pb2.WriteFileRequest.SerializeToString,
             orchard_dot_exec_dot_v1_dot_file__service__pb2.WriteFileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUpload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/orchard.exec.v1.FileService/GetUpload',
+            orchard_dot_exec_dot_v1_dot_file__service__pb2.GetUploadRequest.SerializeToString,
+            orchard_dot_exec_dot_v1_dot_file__service__pb2.GetUploadResponse.FromString,
             options,
             channel_credentials,
             insecure,

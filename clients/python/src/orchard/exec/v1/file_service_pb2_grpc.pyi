@@ -43,8 +43,13 @@ class FileServiceStub:
     def __new__(cls, channel: _aio.Channel) -> FileServiceAsyncStub: ...
     WriteFile: _grpc.StreamUnaryMultiCallable[_file_service_pb2.WriteFileRequest, _file_service_pb2.WriteFileResponse]
     """WriteFile writes a file: the first message says where, the next bring its bytes, the last says that this was all. The file
-    appears whole by a rename, or, when the stream breaks or ends early, not at all.
+    appears whole by a rename, or, when the stream breaks or ends early, not at all. With an upload id what came of it is kept for ten
+    minutes, the newest 16 of a sandbox, and another stream goes on with it; a repeat of a complete one writes nothing and is answered as
+    the first. Errors: INVALID_ARGUMENT (UPLOAD_INCOMPLETE: bytes before the offset are missing; metadata received says how many are
+    there), ALREADY_EXISTS (UPLOAD_ID_REUSED), UNAVAILABLE (UPLOAD_TAKEN_OVER: another stream goes on with it; UPLOAD_BUSY).
     """
+    GetUpload: _grpc.UnaryUnaryMultiCallable[_file_service_pb2.GetUploadRequest, _file_service_pb2.GetUploadResponse]
+    """GetUpload says from where an upload is gone on with."""
     ReadFile: _grpc.UnaryStreamMultiCallable[_file_service_pb2.ReadFileRequest, _file_service_pb2.ReadFileResponse]
     """ReadFile streams a file's bytes, chunks of 64 to 256 KiB."""
     Stat: _grpc.UnaryUnaryMultiCallable[_file_service_pb2.StatRequest, _file_service_pb2.StatResponse]
@@ -85,8 +90,13 @@ class FileServiceAsyncStub(FileServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     WriteFile: _aio.StreamUnaryMultiCallable[_file_service_pb2.WriteFileRequest, _file_service_pb2.WriteFileResponse]  # type: ignore[assignment]
     """WriteFile writes a file: the first message says where, the next bring its bytes, the last says that this was all. The file
-    appears whole by a rename, or, when the stream breaks or ends early, not at all.
+    appears whole by a rename, or, when the stream breaks or ends early, not at all. With an upload id what came of it is kept for ten
+    minutes, the newest 16 of a sandbox, and another stream goes on with it; a repeat of a complete one writes nothing and is answered as
+    the first. Errors: INVALID_ARGUMENT (UPLOAD_INCOMPLETE: bytes before the offset are missing; metadata received says how many are
+    there), ALREADY_EXISTS (UPLOAD_ID_REUSED), UNAVAILABLE (UPLOAD_TAKEN_OVER: another stream goes on with it; UPLOAD_BUSY).
     """
+    GetUpload: _aio.UnaryUnaryMultiCallable[_file_service_pb2.GetUploadRequest, _file_service_pb2.GetUploadResponse]  # type: ignore[assignment]
+    """GetUpload says from where an upload is gone on with."""
     ReadFile: _aio.UnaryStreamMultiCallable[_file_service_pb2.ReadFileRequest, _file_service_pb2.ReadFileResponse]  # type: ignore[assignment]
     """ReadFile streams a file's bytes, chunks of 64 to 256 KiB."""
     Stat: _aio.UnaryUnaryMultiCallable[_file_service_pb2.StatRequest, _file_service_pb2.StatResponse]  # type: ignore[assignment]
@@ -130,8 +140,19 @@ class FileServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_file_service_pb2.WriteFileResponse, _abc.Awaitable[_file_service_pb2.WriteFileResponse]]:
         """WriteFile writes a file: the first message says where, the next bring its bytes, the last says that this was all. The file
-        appears whole by a rename, or, when the stream breaks or ends early, not at all.
+        appears whole by a rename, or, when the stream breaks or ends early, not at all. With an upload id what came of it is kept for ten
+        minutes, the newest 16 of a sandbox, and another stream goes on with it; a repeat of a complete one writes nothing and is answered as
+        the first. Errors: INVALID_ARGUMENT (UPLOAD_INCOMPLETE: bytes before the offset are missing; metadata received says how many are
+        there), ALREADY_EXISTS (UPLOAD_ID_REUSED), UNAVAILABLE (UPLOAD_TAKEN_OVER: another stream goes on with it; UPLOAD_BUSY).
         """
+
+    @_abc_1.abstractmethod
+    def GetUpload(
+        self,
+        request: _file_service_pb2.GetUploadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_file_service_pb2.GetUploadResponse, _abc.Awaitable[_file_service_pb2.GetUploadResponse]]:
+        """GetUpload says from where an upload is gone on with."""
 
     @_abc_1.abstractmethod
     def ReadFile(

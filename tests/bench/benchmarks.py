@@ -186,8 +186,14 @@ class Bench:
             "archive_files_per_second": round(count / many * 1e3, 1),
         }
 
+    async def terminal(self) -> Figures:
+        """Keys typed into many shells at once: from key to echo."""
+        from tests.bench.terminal import measure
+
+        return await measure(self.client, keys=100 if self.full else 25)
+
     async def forward(self) -> Figures:
-        """A forwarded port: bytes out of the sandbox over one connection, and the time of a small exchange."""
+        """A forwarded port: bytes over one connection, and the times of small exchanges."""
         from tests.bench.forward import measure
 
         return await measure(self.platform, self.client, full=self.full)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import orchard
 import pytest
 
 from tests.support.platform import PlatformProcess, running_platform
+from tests.support.streams import serving
 
 BACKSTOP = 60.0
 # Sends standard input to a port, ends its side, and prints what comes back: size and hash, or the error.
@@ -65,22 +65,6 @@ async def sandbox(offered: Offered) -> AsyncIterator[orchard.AsyncSandbox]:
         yield sandbox
 
 
-@contextlib.asynccontextmanager
-async def serving(
-    sock: socket.socket, handler: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-) -> AsyncIterator[None]:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            await handler(reader, writer)
-        writer.close()
-
-    server = await asyncio.start_server(serve, sock=sock.dup())
-    try:
-        yield
-    finally:
-        server.close()
-
-
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while data := await reader.read(1 << 18):
         writer.write(data)
@@ -99,7 +83,7 @@ def right(times: int = 1) -> str:
 async def test_an_endpoint_is_a_port_inside_a_sandbox_without_a_network(
     offered: Offered, sandbox: orchard.AsyncSandbox
 ) -> None:
-    async with serving(offered.echo, echo), sandbox.expose("echo", 8080) as address:
+    async with serving(echo, sock=offered.echo), sandbox.expose("echo", 8080) as address:
         assert (address.host, address.port, address.url) == ("127.0.0.1", 8080, "http://127.0.0.1:8080")
         assert await ask(sandbox, 8080) == right()
         assert await ask(sandbox, 8080, times=300) == right(300)
@@ -108,7 +92,7 @@ async def test_an_endpoint_is_a_port_inside_a_sandbox_without_a_network(
 
 
 async def test_free_ports_and_taken_ones(offered: Offered, sandbox: orchard.AsyncSandbox) -> None:
-    async with serving(offered.echo, echo), sandbox.expose("echo") as one, sandbox.expose("echo") as other:
+    async with serving(echo, sock=offered.echo), sandbox.expose("echo") as one, sandbox.expose("echo") as other:
         assert one.port != other.port
         assert await ask(sandbox, one.port) == await ask(sandbox, other.port) == right()
         with pytest.raises(orchard.PortInUse, match=str(one.port)):
@@ -142,17 +126,18 @@ async def test_a_break_reaches_the_other_side(offered: Offered, sandbox: orchard
             raise
 
     hold = "import socket, time; s = socket.create_connection(('127.0.0.1', 8080)); time.sleep(1000)"
-    async with serving(offered.echo, listen), sandbox.expose("echo", 8080):
-        await sandbox.start(["python3", "-c", hold])
-        assert await asyncio.wait_for(seen.get(), BACKSTOP) == "open"
-    # Its connections end with the endpoint, and an end that nobody meant looks like none.
-    assert await asyncio.wait_for(seen.get(), BACKSTOP) == "broken"
+    async with serving(listen, sock=offered.echo):
+        async with sandbox.expose("echo", 8080):
+            await sandbox.start(["python3", "-c", hold])
+            assert await asyncio.wait_for(seen.get(), BACKSTOP) == "open"
+        # Its connections end with the endpoint, and an end that nobody meant looks like none.
+        assert await asyncio.wait_for(seen.get(), BACKSTOP) == "broken"
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 async def test_it_outlives_gateways(offered: Offered, sandbox: orchard.AsyncSandbox, how: signal.Signals) -> None:
     platform = offered.platform
-    async with serving(offered.echo, echo), sandbox.expose("echo", 8080):
+    async with serving(echo, sock=offered.echo), sandbox.expose("echo", 8080):
         assert await ask(sandbox, 8080) == right()
         stopped = platform.kill_service("gateway", how)
         await asyncio.to_thread(platform.wait_ready, "gateway", not_pid=stopped)

@@ -22,6 +22,7 @@ from orchard import ForwardEvent, ForwardState
 from orchard.exec.v1 import port_service_pb2
 
 from tests.support.platform import PlatformProcess, running_platform
+from tests.support.streams import Connect, connections
 from tests.support.wire import Wire, reason_of, wire_to
 
 BACKSTOP = 60.0
@@ -65,13 +66,15 @@ async def start_server(sandbox: orchard.AsyncSandbox, kind: str, port: int) -> o
     return process
 
 
-async def connect(address: orchard.Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection(address.host, address.port)
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    async with connections() as connect:
+        yield connect
 
 
-async def asked(address: orchard.Address, *, size: int = 1 << 16) -> None:
+async def asked(connect: Connect, address: orchard.Address, *, size: int = 1 << 16) -> None:
     """Send so many bytes to a server that answers with their hash, and check that."""
-    reader, writer = await connect(address)
+    reader, writer = await connect(address.host, address.port)
     found, left = hashlib.sha256(), size
     while left:
         data = BLOCK[:left]
@@ -82,7 +85,6 @@ async def asked(address: orchard.Address, *, size: int = 1 << 16) -> None:
     writer.write_eof()
     async with asyncio.timeout(BACKSTOP):
         assert await reader.read() == f"{size} {found.hexdigest()}\n".encode()
-    writer.close()
 
 
 async def test_http_over_connections_that_are_kept(sandbox: orchard.AsyncSandbox) -> None:
@@ -106,16 +108,18 @@ async def test_websockets(sandbox: orchard.AsyncSandbox) -> None:
             assert await websocket.receive_str(timeout=BACKSTOP) == text
 
 
-async def test_a_hundred_connections_at_once_and_each_half_closes(sandbox: orchard.AsyncSandbox) -> None:
+async def test_a_hundred_connections_at_once_and_each_half_closes(
+    sandbox: orchard.AsyncSandbox, connect: Connect
+) -> None:
     await start_server(sandbox, "digest", 8082)
     async with sandbox.forward(8082) as address:
-        await asyncio.gather(*(asked(address, size=100_000 + number) for number in range(100)))
+        await asyncio.gather(*(asked(connect, address, size=100_000 + number) for number in range(100)))
 
 
-async def test_a_hundred_megabytes_come_back_as_they_went(sandbox: orchard.AsyncSandbox) -> None:
+async def test_a_hundred_megabytes_come_back_as_they_went(sandbox: orchard.AsyncSandbox, connect: Connect) -> None:
     await start_server(sandbox, "echo", 8083)
     async with sandbox.forward(8083) as address:
-        reader, writer = await connect(address)
+        reader, writer = await connect(address.host, address.port)
         sent, received = hashlib.sha256(), hashlib.sha256()
 
         async def send() -> None:
@@ -134,37 +138,38 @@ async def test_a_hundred_megabytes_come_back_as_they_went(sandbox: orchard.Async
                 size += len(data)
         await sending
         assert (size, received.digest()) == (100 << 20, sent.digest())
-        writer.close()
 
 
-async def test_a_port_without_a_server_is_refused_until_there_is_one(sandbox: orchard.AsyncSandbox) -> None:
+async def test_a_port_without_a_server_is_refused_until_there_is_one(
+    sandbox: orchard.AsyncSandbox, connect: Connect
+) -> None:
     events: asyncio.Queue[ForwardEvent] = asyncio.Queue()
     async with sandbox.forward(8084, on_event=events.put_nowait) as address:
-        reader, _writer = await connect(address)
+        reader, _writer = await connect(address.host, address.port)
         with pytest.raises(ConnectionResetError):
             await asyncio.wait_for(reader.read(), BACKSTOP)
         event = await asyncio.wait_for(events.get(), BACKSTOP)
         assert (event.number, event.port, event.state) == (1, 8084, ForwardState.BROKEN)
         assert isinstance(event.error, orchard.PortRefused) and isinstance(event.error, ConnectionRefusedError)
         await start_server(sandbox, "digest", 8084)
-        await asked(address, size=70_000)
+        await asked(connect, address, size=70_000)
         opened, ended = [await asyncio.wait_for(events.get(), BACKSTOP) for _ in range(2)]
         assert (opened.state, ended.state, ended.sent) == (ForwardState.OPENED, ForwardState.ENDED, 70_000)
         assert ended.received > 64
 
 
-async def test_a_connection_may_wait_for_its_server(sandbox: orchard.AsyncSandbox) -> None:
+async def test_a_connection_may_wait_for_its_server(sandbox: orchard.AsyncSandbox, connect: Connect) -> None:
     async with sandbox.forward(8085, wait=BACKSTOP) as address:
-        asking = asyncio.ensure_future(asked(address))
+        asking = asyncio.ensure_future(asked(connect, address))
         await start_server(sandbox, "digest", 8085)
         await asking
 
 
-async def test_a_reset_is_a_reset_on_both_sides(sandbox: orchard.AsyncSandbox) -> None:
+async def test_a_reset_is_a_reset_on_both_sides(sandbox: orchard.AsyncSandbox, connect: Connect) -> None:
     await start_server(sandbox, "reset", 8086)
     events: asyncio.Queue[ForwardEvent] = asyncio.Queue()
     async with sandbox.forward(8086, on_event=events.put_nowait) as address:
-        reader, writer = await connect(address)
+        reader, writer = await connect(address.host, address.port)
         writer.write(b"x")
         with pytest.raises(ConnectionResetError):
             await asyncio.wait_for(reader.read(), BACKSTOP)
@@ -174,7 +179,7 @@ async def test_a_reset_is_a_reset_on_both_sides(sandbox: orchard.AsyncSandbox) -
         assert broken.error.reason == "CONNECTION_RESET"
     await start_server(sandbox, "digest", 8087)
     async with sandbox.forward(8087, on_event=events.put_nowait) as address:
-        _reader, writer = await connect(address)
+        _reader, writer = await connect(address.host, address.port)
         assert (await asyncio.wait_for(events.get(), BACKSTOP)).state is ForwardState.OPENED
         local = writer.get_extra_info("socket")
         local.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -204,21 +209,20 @@ async def _flooded(sandbox: orchard.AsyncSandbox) -> int:
 
 
 async def test_a_killed_gateway_breaks_what_was_open_and_nothing_else(
-    platform: PlatformProcess, sandbox: orchard.AsyncSandbox
+    platform: PlatformProcess, sandbox: orchard.AsyncSandbox, connect: Connect
 ) -> None:
     await start_server(sandbox, "echo", 8089)
     async with sandbox.forward(8089) as address:
-        reader, writer = await connect(address)
+        reader, writer = await connect(address.host, address.port)
         writer.write(b"before")
         assert await reader.readexactly(6) == b"before"
         killed = platform.kill_service("gateway")
         with pytest.raises(ConnectionResetError):
             await asyncio.wait_for(reader.read(), BACKSTOP)
         # One that comes meanwhile waits for the next gateway.
-        reader, writer = await connect(address)
+        reader, writer = await connect(address.host, address.port)
         writer.write(b"after")
         assert await asyncio.wait_for(reader.readexactly(5), BACKSTOP) == b"after"
-        writer.close()
         await asyncio.to_thread(platform.wait_ready, "gateway", not_pid=killed)
 
 
@@ -235,10 +239,10 @@ async def test_a_stopping_gateway_says_so(platform: PlatformProcess, sandbox: or
     await asyncio.to_thread(platform.wait_ready, "gateway", not_pid=stopped)
 
 
-async def test_leaving_ends_what_is_open_and_frees_the_port(sandbox: orchard.AsyncSandbox) -> None:
+async def test_leaving_ends_what_is_open_and_frees_the_port(sandbox: orchard.AsyncSandbox, connect: Connect) -> None:
     await start_server(sandbox, "echo", 8090)
     async with sandbox.forward(8090) as address:
-        reader, writer = await connect(address)
+        reader, writer = await connect(address.host, address.port)
         writer.write(b"x")
         assert await reader.readexactly(1) == b"x"
         with pytest.raises(orchard.PortInUse) as caught:
@@ -257,21 +261,21 @@ async def test_what_is_no_port_is_refused(sandbox: orchard.AsyncSandbox, port: i
         sandbox.forward(port, **options)
 
 
-async def test_only_addresses_of_the_sandbox_are_forwarded(sandbox: orchard.AsyncSandbox) -> None:
+async def test_only_addresses_of_the_sandbox_are_forwarded(sandbox: orchard.AsyncSandbox, connect: Connect) -> None:
     events: asyncio.Queue[ForwardEvent] = asyncio.Queue()
     async with sandbox.forward(80, host="169.254.169.254", on_event=events.put_nowait) as address:
-        await connect(address)
+        await connect(address.host, address.port)
         error = (await asyncio.wait_for(events.get(), BACKSTOP)).error
         assert isinstance(error, orchard.InvalidArgument)
         assert [violation.field for violation in error.violations] == ["start.host"]
 
 
-async def test_a_lost_sandbox_is_told(client: orchard.AsyncSandboxClient) -> None:
+async def test_a_lost_sandbox_is_told(client: orchard.AsyncSandboxClient, connect: Connect) -> None:
     events: asyncio.Queue[ForwardEvent] = asyncio.Queue()
     sandbox = await client.create()
     await sandbox.delete()
     async with sandbox.forward(80, on_event=events.put_nowait) as address:
-        await connect(address)
+        await connect(address.host, address.port)
         assert isinstance((await asyncio.wait_for(events.get(), BACKSTOP)).error, orchard.SandboxLost)
 
 

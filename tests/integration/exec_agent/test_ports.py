@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import secrets
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -20,26 +19,10 @@ from orchard.exec.v1 import port_service_pb2, port_service_pb2_grpc
 from services.common.sockets import CHUNK_BYTES
 from services.exec_agent.ports import service as ports
 from tests.integration.exec_agent.conftest import BACKSTOP, SANDBOX, AgentProcess, Client, agent_here, problem
+from tests.support.streams import serving
 
-Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Request = port_service_pb2.ForwardPortRequest
 Response = port_service_pb2.ForwardPortResponse
-
-
-@asynccontextmanager
-async def server(handler: Handler, host: str = "127.0.0.1") -> AsyncIterator[int]:
-    """A TCP server; its port."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            await handler(reader, writer)
-        writer.close()
-
-    listening = await asyncio.start_server(serve, host, 0)
-    try:
-        yield listening.sockets[0].getsockname()[1]
-    finally:
-        listening.close()
 
 
 @pytest.fixture
@@ -88,7 +71,7 @@ async def test_bytes_go_both_ways_and_each_side_ends_by_itself(here: Client) -> 
         """Answers only when it has everything: without half-close it would wait for ever."""
         writer.write(b"%d" % len(await reader.read()))
 
-    async with server(count) as port:
+    async with serving(count) as port:
         call = await opened(here, port)
         for size in (1, 1 << 20, 70_000):
             await call.write(Request(data=b"x" * size))
@@ -106,7 +89,7 @@ async def test_the_server_may_end_first(here: Client) -> None:
         writer.write_eof()
         received.put_nowait(await reader.read())
 
-    async with server(talk) as port:
+    async with serving(talk) as port:
         call = await opened(here, port)
         assert (await call.read()).data == b"all that I say"
         assert (await call.read()).eof
@@ -121,7 +104,7 @@ async def test_hosts_that_are_the_sandbox(here: Client, host: str) -> None:
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"hello")
 
-    async with server(greet, "0.0.0.0") as port:
+    async with serving(greet, "0.0.0.0") as port:
         call = await opened(here, port, host)
         await call.write(Request(eof=True))
         assert await rest(call) == b"hello"
@@ -183,7 +166,7 @@ async def test_a_reset_is_told_as_one_after_what_was_said(here: Client) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()
 
-    async with server(break_off) as port:
+    async with serving(break_off) as port:
         call = await opened(here, port)
         assert (await call.read()).data == b"before"
         with problem() as problems:
@@ -204,7 +187,7 @@ async def test_what_breaks_off_is_no_end_for_the_server(here: Client, how: str) 
         except ConnectionError:
             seen.put_nowait("reset")
 
-    async with server(listen) as port:
+    async with serving(listen) as port:
         call = await opened(here, port)
         await call.write(Request(data=b"half"))
         assert await asyncio.wait_for(seen.get(), BACKSTOP) == b"half"
@@ -237,7 +220,7 @@ async def test_a_slow_reader_holds_little_and_slows_nobody_else(here: Client) ->
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"hello")
 
-    async with server(flood) as loud, server(greet) as quiet:
+    async with serving(flood) as loud, serving(greet) as quiet:
         slow = await opened(here, loud)
         await asyncio.wait_for(blocked.wait(), BACKSTOP)
         # What gRPC queues for one stream, and the kernel for two ends of a connection, is all that was taken.
@@ -254,7 +237,7 @@ async def test_connections_have_a_bound(here: Client, monkeypatch: pytest.Monkey
     async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
-    async with server(hold) as port:
+    async with serving(hold) as port:
         calls = [await opened(here, port) for _ in range(2)]
         third, start = forward(here, port)
         with problem() as problems:
@@ -271,7 +254,7 @@ async def test_a_stopping_agent_says_so(make_agent: Callable[[], AgentProcess]) 
         await reader.read()
 
     agent = make_agent()
-    async with server(hold) as port, agent.client() as client:
+    async with serving(hold) as port, agent.client() as client:
         call = await opened(client, port)
         agent.process.terminate()
         with problem() as problems:
@@ -288,7 +271,7 @@ async def test_a_hundred_megabytes_arrive_as_they_were(here: Client) -> None:
             writer.write(data)
             await writer.drain()
 
-    async with server(echo) as port:
+    async with serving(echo) as port:
         call = await opened(here, port)
 
         async def send() -> str:

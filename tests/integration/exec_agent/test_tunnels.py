@@ -14,6 +14,7 @@ from orchard.exec.v1 import tunnel_service_pb2, tunnel_service_pb2_grpc
 
 from services.exec_agent.ports import service as ports
 from tests.integration.exec_agent.conftest import BACKSTOP, SANDBOX, Client, agent_here, new_id, problem
+from tests.support.streams import Connect, connections
 
 Request = tunnel_service_pb2.AcceptConnectionRequest
 
@@ -22,6 +23,12 @@ Request = tunnel_service_pb2.AcceptConnectionRequest
 async def here(launcher: None) -> AsyncIterator[Client]:
     async with agent_here() as client:
         yield client
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    async with connections() as connect:
+        yield connect
 
 
 def stub_of(client: Client) -> Any:
@@ -47,9 +54,9 @@ async def accept(client: Client, connection_id: str) -> Any:
     return call
 
 
-async def test_a_connection_is_announced_taken_and_carried(here: Client) -> None:
+async def test_a_connection_is_announced_taken_and_carried(here: Client, connect: Connect) -> None:
     call, port = await listening(here)
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await connect("127.0.0.1", port)
     carried = await accept(here, (await call.read()).connection.connection_id)
     writer.write(b"question")
     writer.write_eof()
@@ -59,13 +66,12 @@ async def test_a_connection_is_announced_taken_and_carried(here: Client) -> None
     await carried.write(Request(eof=True))
     assert await reader.read() == b"answer"
     assert await carried.read() is grpc.aio.EOF
-    writer.close()
 
 
-async def test_one_that_nobody_takes_is_reset(here: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_nobody_takes_is_reset(here: Client, monkeypatch: pytest.MonkeyPatch, connect: Connect) -> None:
     monkeypatch.setattr(ports, "TAKE_SECONDS", 0.1)
     call, port = await listening(here)
-    reader, _writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, _writer = await connect("127.0.0.1", port)
     connection_id = (await call.read()).connection.connection_id
     with pytest.raises(ConnectionResetError):
         await asyncio.wait_for(reader.read(), BACKSTOP)
@@ -74,9 +80,9 @@ async def test_one_that_nobody_takes_is_reset(here: Client, monkeypatch: pytest.
     assert (problems[0].code, problems[0].reason) == (grpc.StatusCode.NOT_FOUND, "CONNECTION_NOT_FOUND")
 
 
-async def test_leaving_frees_the_port_and_resets_what_was_not_taken(here: Client) -> None:
+async def test_leaving_frees_the_port_and_resets_what_was_not_taken(here: Client, connect: Connect) -> None:
     call, port = await listening(here)
-    reader, _writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, _writer = await connect("127.0.0.1", port)
     assert (await call.read()).connection.connection_id
     call.cancel()
     with pytest.raises(ConnectionResetError):
@@ -91,35 +97,36 @@ async def test_leaving_frees_the_port_and_resets_what_was_not_taken(here: Client
     assert again == port
 
 
-async def test_a_repeat_takes_the_port_over(here: Client) -> None:
+async def test_a_repeat_takes_the_port_over(here: Client, connect: Connect) -> None:
     first, port = await listening(here, request_id="once")
     second, again = await listening(here, port, request_id="once")
     assert again == port
     with problem() as problems:
         await first.read()
     assert (problems[0].code, problems[0].reason) == (grpc.StatusCode.ABORTED, "ENDPOINT_TAKEN_OVER")
-    await asyncio.open_connection("127.0.0.1", port)
+    await connect("127.0.0.1", port)
     assert (await second.read()).connection.connection_id
     with problem() as problems:
         await listening(here, port, request_id="another")
     assert (problems[0].code, problems[0].reason) == (grpc.StatusCode.FAILED_PRECONDITION, "PORT_IN_USE")
 
 
-async def test_endpoints_and_their_connections_have_a_bound(here: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endpoints_and_their_connections_have_a_bound(
+    here: Client, monkeypatch: pytest.MonkeyPatch, connect: Connect
+) -> None:
     monkeypatch.setattr(ports, "MAXIMUM_ENDPOINTS", 1)
     monkeypatch.setattr(ports, "ENDPOINT_CONNECTIONS", 1)
     call, port = await listening(here)
     with problem() as problems:
         await listening(here)
     assert (problems[0].code, problems[0].reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_ENDPOINTS")
-    writers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(2)]
+    for _ in range(2):
+        await connect("127.0.0.1", port)
     carried = await accept(here, (await call.read()).connection.connection_id)
     # The second waits in the kernel's queue until there is room.
     announced = asyncio.ensure_future(call.read())
     carried.cancel()
     assert (await announced).connection.connection_id
-    for writer in writers:
-        writer.close()
 
 
 async def test_bad_requests_name_their_fields(here: Client) -> None:

@@ -17,6 +17,8 @@ _LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9_./-]{0,63}\Z")
 RESERVED_SANDBOX_IDS: Final = frozenset({"all", "self", "default"})
 MEBIBYTE: Final = 1 << 20
 ARGUMENT_LIMIT: Final = (128 << 10) - 1
+# 1 MiB of arguments proper, with room for a program, its options and every NUL.
+ARGUMENTS_LIMIT: Final = MEBIBYTE + (64 << 10)
 """Bytes of one argument or KEY=VALUE that the kernel accepts; its limit of 128 KiB counts the final NUL."""
 DAY_SECONDS: Final = 86_400.0
 _YEAR_1: Final = -62_135_596_800
@@ -123,7 +125,7 @@ class Fields:
         self.check(size <= MEBIBYTE, field, "must be at most 1 MiB in all")
 
     def arguments(self, field: str, arguments: Sequence[str]) -> None:
-        """A program and its arguments: 1 to 65,536, no NUL, at most 1 MiB in all and what the kernel takes of each."""
+        """A program and its arguments: 1 to 65,536, no NUL, 1,088 KiB in all and what the kernel takes of each."""
         if not self.check(1 <= len(arguments) <= 65_536, field, "must have 1 to 65,536 elements"):
             return
         self.check(bool(arguments[0]), f"{field}[0]", "is the program and must not be empty")
@@ -135,7 +137,7 @@ class Fields:
                 self._kernel_string(f"{field}[{index}]", size)
             if "\0" in argument:
                 self.check(False, f"{field}[{index}]", "must not contain a NUL")
-        self.check(total <= MEBIBYTE, field, "must be at most 1 MiB in all")
+        self.check(total <= ARGUMENTS_LIMIT, field, "must be at most 1,088 KiB in all")
 
     def _kernel_string(self, field: str, size: int) -> None:
         self.check(

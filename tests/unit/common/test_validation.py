@@ -85,7 +85,8 @@ def test_what_the_kernel_takes_of_one_variable() -> None:
         (["x", "é" * (KERNEL // 2)], []),
         (["x", "é" * (KERNEL // 2 + 1)], ["argv[1]"]),
         (["x" * 100_000] * 10, []),
-        (["é" * 50_000] * 11, ["argv"]),
+        (["printf", "%s", *["x" * (64 << 10)] * 16], []),
+        (["é" * 50_000] * 12, ["argv"]),
         ([], ["argv"]),
         (["x"] * 65_536, []),
         (["x"] * 65_537, ["argv"]),
@@ -93,7 +94,7 @@ def test_what_the_kernel_takes_of_one_variable() -> None:
         (["x", ""], []),
         (["x", "a\0b"], ["argv[1]"]),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_arguments(arguments: list[str], named: list[str]) -> None:
     assert fields_named(lambda fields: fields.arguments("argv", arguments)) == named

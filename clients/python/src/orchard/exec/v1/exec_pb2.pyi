@@ -158,7 +158,7 @@ class Argv(_message.Message):
     ARGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def args(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The program and its arguments: 1 to 65,536 of them, no NUL, 1 MiB in all, 128 KiB each (the kernel's limit). The program
+        """The program and its arguments: 1 to 65,536 of them, no NUL, 1,088 KiB in all, 128 KiB each (the kernel's limit). The program
         is looked up in the command's own PATH unless it contains '/'.
         """
 

@@ -375,7 +375,7 @@ class SandboxSpec(_message.Message):
     @_builtins.property
     def start_argv(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """A command started as soon as the agent is up, as the concurrent exec "start". Empty: none. The image's own entry
-        point is not run. The program and its arguments: at most 65,536, no NUL, 1 MiB in all, 128 KiB each (the kernel's limit).
+        point is not run. The program and its arguments: at most 65,536, no NUL, 1,088 KiB in all, 128 KiB each (the kernel's limit).
         """
 
     @_builtins.property

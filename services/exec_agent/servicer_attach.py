@@ -9,6 +9,7 @@ from typing import Any, Final
 from orchard.exec.v1 import exec_service_pb2
 
 from services.common.errors import FailedPreconditionError, InvalidArgumentError
+from services.common.requests import IDLE_SECONDS, idle_error
 from services.common.validation import MEBIBYTE, Fields
 from services.exec_agent.execution import Execution
 from services.exec_agent.model import Chunk
@@ -19,6 +20,8 @@ from services.exec_agent.servicer_messages import check_size, exec_message, fill
 from services.exec_agent.stdin import Stdin
 
 KEEPALIVE_SECONDS: Final = 15.0
+CLIENT_SILENCE_SECONDS: Final = IDLE_SECONDS
+"""What is said here keeps the stream from being idle: a client that is heard of no more ends it nevertheless."""
 _TOLD_BYTES: Final = 32 << 10
 """The client is told of its input at every so many bytes written: it keeps what is not."""
 
@@ -38,6 +41,9 @@ class Attachment:
         self._hearing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_silent = False
+        self._heard_at: float | None = None
+        """When the client was heard last; None while nobody listens to it."""
+        self._is_idle = False
 
     def ended(self, _context: Any) -> None:
         """The call is over: a client can leave between two messages, and the generator is collected later."""
@@ -99,6 +105,8 @@ class Attachment:
         if self._timer is not None:
             self._is_silent = True
             self._reader.nudge()
+        if self._heard_at is not None and self._loop.time() - self._heard_at > CLIENT_SILENCE_SECONDS:
+            self._is_idle = True
         self._timer = self._loop.call_later(KEEPALIVE_SECONDS, self._tick)
 
     def _stdin_moved(self) -> None:
@@ -110,6 +118,8 @@ class Attachment:
         hearing, stdin = self._hearing, self._stdin
         if hearing is not None and hearing.done() and not hearing.cancelled():
             hearing.result()
+        if self._is_idle:
+            raise idle_error(CLIENT_SILENCE_SECONDS)
         if stdin is not None and (stdin.closed, stdin.written) != (self._told_closed, self._told):
             self._told, self._told_closed = stdin.written, stdin.closed
             yield exec_service_pb2.AttachResponse(stdin=stdin_message(stdin))
@@ -120,7 +130,9 @@ class Attachment:
     # ------------------------------------------------------------ what the client says
 
     async def _hear(self, requests: AsyncIterator[exec_service_pb2.AttachRequest]) -> None:
+        self._heard_at = self._loop.time()
         async for request in requests:
+            self._heard_at = None
             payload = request.WhichOneof("payload")
             if payload == "stdin":
                 await self._take(request.stdin)
@@ -133,6 +145,8 @@ class Attachment:
                 self._signal(request.signal)
             elif payload != "keepalive":
                 raise InvalidArgumentError.of("payload", "every message after the first must be anything but a start")
+            self._heard_at = self._loop.time()
+        self._heard_at = None  # it has said all it had to
 
     async def _take(self, chunk: exec_service_pb2.StdinChunk) -> None:
         if len(chunk.data) > MEBIBYTE:

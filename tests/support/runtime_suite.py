@@ -16,9 +16,10 @@ from typing import Any
 
 import grpc
 import pytest
-from orchard.exec.v1 import exec_pb2, file_service_pb2, port_service_pb2
+from orchard.exec.v1 import exec_pb2, exec_service_pb2, file_service_pb2, port_service_pb2
 from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
 
+from tests.support.attached import Attached
 from tests.support.wire import Wire, fields_of, reason_of, seconds
 
 READY = sandbox_pb2.SANDBOX_STATE_READY
@@ -156,6 +157,55 @@ async def test_files_keep_every_byte(subject: Subject) -> None:
     request = file_service_pb2.ReadFileRequest(sandbox_id=sandbox, path="/tmp/deep/er/file")
     call = wire.files.ReadFile(request, metadata=wire.metadata, timeout=BACKSTOP)
     assert b"".join([response.data async for response in call]) == content
+    await wire.delete(sandbox)
+
+
+async def test_a_terminal_is_one(subject: Subject) -> None:
+    """A device of the sandbox's own, with its keys, its size and its last bytes; a lost connection loses none."""
+    sandbox = await subject.ready()
+    size = exec_pb2.WindowSize(rows=31, columns=99)
+    command = exec_pb2.ExecSpec(shell="PS1='ready> ' exec sh -i", tty=exec_pb2.Tty(size=size, term="vt100"))
+    wire, exec_id = subject.wire, f"e-{secrets.token_hex(6)}"
+    async with Attached(wire.execs, wire.metadata, sandbox, exec_id, command) as shell:
+        await shell.until(b"ready> ")
+        await shell.write(b"echo $(stty size) $TERM $(tty)\n")
+        await shell.until(b"31 99 vt100 /dev/pts/")
+        await shell.write(b"echo slee''ping; sleep 98766; echo code=$?\n")
+        await shell.until(b"sleeping\r\n")
+        await shell.write(b"\x03")
+        await shell.until(b"ready> ", after=shell.output.index(b"sleeping\r\n"))
+    async with Attached(wire.execs, wire.metadata, sandbox, exec_id, offset=len(shell.output)) as again:
+        await again.resize(40, 120)
+        await again.write(b"stty size; seq 1000; exit 9\n")
+        result = await again.exit()
+    assert b"40 120\r\n" in again.output
+    assert again.output.endswith(b"".join(b"%d\r\n" % number for number in range(1, 1001)))
+    assert (result.ended, result.exit_code) == (exec_pb2.EXEC_END_EXITED, 9)
+    await wire.delete(sandbox)
+
+
+async def test_input_arrives_byte_for_byte(subject: Subject) -> None:
+    sandbox = await subject.ready()
+    wire, exec_id, content = subject.wire, f"e-{secrets.token_hex(6)}", secrets.token_bytes(3 << 20)
+    await wire.run(sandbox, "sha256sum", exec_id=exec_id, wait=0, stdin_mode=exec_pb2.STDIN_MODE_PIPE)
+
+    def parts(begin: int, *, end: bool) -> Iterator[Any]:
+        start = exec_service_pb2.WriteStdinStart(exec_id=exec_id, offset=begin)
+        yield exec_service_pb2.WriteStdinRequest(sandbox_id=sandbox, start=start)
+        for offset in range(begin, len(content), 1 << 19):
+            yield exec_service_pb2.WriteStdinRequest(data=content[offset : offset + (1 << 19)])
+        if end:
+            yield exec_service_pb2.WriteStdinRequest(end=True)
+
+    for begin, end in ((0, False), (1 << 20, True)):
+        call = wire.execs.WriteStdin(parts(begin, end=end), metadata=wire.metadata, timeout=BACKSTOP)
+        assert (await call).state.offset == len(content)
+    wait = exec_service_pb2.WaitExecRequest(sandbox_id=sandbox, exec_id=exec_id, wait=seconds(60))
+    await wire.call(wire.execs.WaitExec, wait)
+    read = exec_service_pb2.ReadOutputRequest(sandbox_id=sandbox, exec_id=exec_id)
+    call = wire.execs.ReadOutput(read, metadata=wire.metadata, timeout=BACKSTOP)
+    output = b"".join([response.chunk.data async for response in call])
+    assert output.split()[0].decode() == hashlib.sha256(content).hexdigest()
     await wire.delete(sandbox)
 
 

@@ -313,6 +313,24 @@ async def test_the_agent_says_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> 
         await quiet.exit()
 
 
+async def test_a_client_that_falls_silent_ends_its_stream_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servicer_attach, "KEEPALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(servicer_attach, "CLIENT_SILENCE_SECONDS", 0.05)
+    async with agent_here() as client:
+        exec_id = new_id()
+        async with attach(client, exec_id, tty("sleep", "1000")) as silent:
+            with problem() as found:
+                await failing(silent)
+        assert (found[0].code, found[0].reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "STREAM_IDLE")
+        assert (await client.wait(exec_id, 0)).state == exec_pb2.EXEC_STATE_RUNNING
+        # One that has said all it had to, and says so, may listen for as long as it likes.
+        async with attach(client, exec_id) as listening:
+            await listening.call.done_writing()
+            while listening.keepalives < 20:
+                assert await listening.step()
+        await client.signal(exec_id, signal=9)
+
+
 async def test_without_terminals_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "_MULTIPLEXER", "/nowhere/ptmx")
     async with agent_here() as client:

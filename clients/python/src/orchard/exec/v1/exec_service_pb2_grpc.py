@@ -176,8 +176,9 @@ class ExecServiceServicer:
     def Attach(self, request_iterator, context):
         """Attach is a terminal's connection, also for commands without one: the first message starts a command or names one that runs, then
         input, sizes and signals go in and output comes out, to the end. A stream that ends or breaks ends no command: attach again with
-        the same exec_id and the offsets reached, and no byte is lost. A client that has nothing to say sends keepalive every 30 s: a
-        stream that is silent both ways for 2 min ends. Any number may be attached. Errors: as StartExec, WriteStdin and ReadOutput.
+        the same exec_id and the offsets reached, and no byte is lost. A client that has nothing to say sends keepalive every 30 s: one
+        that says nothing for 2 min is given up (DEADLINE_EXCEEDED, STREAM_IDLE), unless it has ended its half of the stream. Any number
+        may be attached, and one of them should write. Errors: as StartExec, WriteStdin and ReadOutput.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -78,8 +78,9 @@ class ExecServiceStub:
     Attach: _grpc.StreamStreamMultiCallable[_exec_service_pb2.AttachRequest, _exec_service_pb2.AttachResponse]
     """Attach is a terminal's connection, also for commands without one: the first message starts a command or names one that runs, then
     input, sizes and signals go in and output comes out, to the end. A stream that ends or breaks ends no command: attach again with
-    the same exec_id and the offsets reached, and no byte is lost. A client that has nothing to say sends keepalive every 30 s: a
-    stream that is silent both ways for 2 min ends. Any number may be attached. Errors: as StartExec, WriteStdin and ReadOutput.
+    the same exec_id and the offsets reached, and no byte is lost. A client that has nothing to say sends keepalive every 30 s: one
+    that says nothing for 2 min is given up (DEADLINE_EXCEEDED, STREAM_IDLE), unless it has ended its half of the stream. Any number
+    may be attached, and one of them should write. Errors: as StartExec, WriteStdin and ReadOutput.
     """
 
 @_typing.type_check_only
@@ -132,8 +133,9 @@ class ExecServiceAsyncStub(ExecServiceStub):
     Attach: _aio.StreamStreamMultiCallable[_exec_service_pb2.AttachRequest, _exec_service_pb2.AttachResponse]  # type: ignore[assignment]
     """Attach is a terminal's connection, also for commands without one: the first message starts a command or names one that runs, then
     input, sizes and signals go in and output comes out, to the end. A stream that ends or breaks ends no command: attach again with
-    the same exec_id and the offsets reached, and no byte is lost. A client that has nothing to say sends keepalive every 30 s: a
-    stream that is silent both ways for 2 min ends. Any number may be attached. Errors: as StartExec, WriteStdin and ReadOutput.
+    the same exec_id and the offsets reached, and no byte is lost. A client that has nothing to say sends keepalive every 30 s: one
+    that says nothing for 2 min is given up (DEADLINE_EXCEEDED, STREAM_IDLE), unless it has ended its half of the stream. Any number
+    may be attached, and one of them should write. Errors: as StartExec, WriteStdin and ReadOutput.
     """
 
 class ExecServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -243,8 +245,9 @@ class ExecServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_exec_service_pb2.AttachResponse], _abc.AsyncIterator[_exec_service_pb2.AttachResponse]]:
         """Attach is a terminal's connection, also for commands without one: the first message starts a command or names one that runs, then
         input, sizes and signals go in and output comes out, to the end. A stream that ends or breaks ends no command: attach again with
-        the same exec_id and the offsets reached, and no byte is lost. A client that has nothing to say sends keepalive every 30 s: a
-        stream that is silent both ways for 2 min ends. Any number may be attached. Errors: as StartExec, WriteStdin and ReadOutput.
+        the same exec_id and the offsets reached, and no byte is lost. A client that has nothing to say sends keepalive every 30 s: one
+        that says nothing for 2 min is given up (DEADLINE_EXCEEDED, STREAM_IDLE), unless it has ended its half of the stream. Any number
+        may be attached, and one of them should write. Errors: as StartExec, WriteStdin and ReadOutput.
         """
 
 def add_ExecServiceServicer_to_server(servicer: ExecServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

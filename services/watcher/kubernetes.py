@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -51,27 +52,38 @@ class _Pods:
         self._path = f"/api/v1/namespaces/{namespace}/pods"
 
     @asynccontextmanager
-    async def get(self, query: Mapping[str, str], *, read_seconds: float) -> AsyncIterator[_Answer]:
+    async def get(
+        self, query: Mapping[str, str], *, answer_seconds: float, read_seconds: float
+    ) -> AsyncIterator[_Answer]:
         """See pod_watch.PodApi."""
-        with _translated(read_seconds):
-            response: aiohttp.ClientResponse = await self._client.api.call_api(
-                self._path,
-                "GET",
-                query_params=list(query.items()),
-                header_params=dict(_HEADERS),
-                auth_settings=["BearerToken"],
-                _preload_content=False,
-                # Apart: one number would end a healthy watch.
-                _request_timeout=aiohttp.ClientTimeout(
-                    connect=_CONNECT_SECONDS, sock_connect=_CONNECT_SECONDS, sock_read=read_seconds
-                ),
-            )
+        response = await self._ask(query, answer_seconds, read_seconds)
         try:
             _keep_alive(response)
             yield _Answer(response, read_seconds)
         finally:
             # What has not ended is of no use to the next request.
             response.close()
+
+    async def _ask(
+        self, query: Mapping[str, str], answer_seconds: float, read_seconds: float
+    ) -> aiohttp.ClientResponse:
+        try:
+            async with asyncio.timeout(answer_seconds) as limit:
+                with _translated(read_seconds):
+                    return await self._client.send(
+                        "GET",
+                        self._path,
+                        query=query,
+                        headers=_HEADERS,
+                        # Apart: one number would end a healthy watch.
+                        timeout=aiohttp.ClientTimeout(
+                            connect=_CONNECT_SECONDS, sock_connect=_CONNECT_SECONDS, sock_read=read_seconds
+                        ),
+                    )
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise ConnectionLostError(f"the API server did not answer within {answer_seconds:g} s") from None
 
     def forget_credentials(self) -> None:
         """See pod_watch.PodApi."""

@@ -11,7 +11,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -51,6 +51,10 @@ class ConnectionLostError(Exception):
 class Timing:
     """How long the watch waits for what, in seconds."""
 
+    answer: float = 10.0
+    """For an answer to begin, doubled with each attempt up to `read`. A server that has just started may let a
+    request that came too early alone for a minute, and answer the next one at once.
+    """
     read: float = 75.0
     """For bytes, before a connection is given up: above the interval of bookmarks."""
     snapshot: float = 30.0
@@ -84,8 +88,10 @@ class Answer(Protocol):
 class PodApi(Protocol):
     """The Pods of one namespace."""
 
-    def get(self, query: Mapping[str, str], *, read_seconds: float) -> AbstractAsyncContextManager[Answer]:
-        """GET them; a wait for bytes ends after `read_seconds`.
+    def get(
+        self, query: Mapping[str, str], *, answer_seconds: float, read_seconds: float
+    ) -> AbstractAsyncContextManager[Answer]:
+        """GET them; the answer must begin within `answer_seconds`, and a wait for more ends after `read_seconds`.
 
         Raises:
             ConnectionLostError: there is no answer.
@@ -143,6 +149,7 @@ class PodWatch:
         self._reconnects = Backoff(timing.first_retry, timing.longest_reconnect, rng=self._rng)
         self._streams_snapshots = True
         self._version = self._newest = 0
+        self._answer_seconds = timing.answer
         self._troubles = self._refusals = self._silences = self._stale = self._turn = 0
         self._healthy_since: float | None = None
         self.counts = dict.fromkeys(("events", "repeats", "bookmarks", "relists", "resumes", "interruptions"), 0)
@@ -194,11 +201,19 @@ class PodWatch:
             return self._list()
         return self._watch({"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}, initial=True)
 
+    @asynccontextmanager
+    async def _get(self, query: Mapping[str, str]) -> AsyncGenerator[Answer, None]:
+        """Ask, and wait the longer for an answer the more often none came."""
+        patience, self._answer_seconds = self._answer_seconds, min(self._answer_seconds * 2, self._timing.read)
+        async with self._api.get(query, answer_seconds=patience, read_seconds=self._timing.read) as answer:
+            self._answer_seconds = self._timing.answer
+            yield answer
+
     async def _list(self) -> AsyncGenerator[Event, None]:
         version, token = 0, ""
         while True:
             query = {"labelSelector": self._selector, "limit": str(_PAGE), **({"continue": token} if token else {})}
-            async with self._api.get(query, read_seconds=self._timing.read) as answer:
+            async with self._get(query) as answer:
                 body = await answer.body()
                 if answer.status != 200:
                     raise self._refused(answer, body)
@@ -225,7 +240,7 @@ class PodWatch:
             "timeoutSeconds": str(self._rng.randint(*_WATCH_SECONDS)),
             **start,
         }
-        async with self._api.get(query, read_seconds=self._timing.read) as answer:
+        async with self._get(query) as answer:
             if answer.status != 200:
                 raise self._refused(answer, await answer.body(), initial=initial)
             began = self._clock()

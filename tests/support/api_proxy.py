@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
 import yaml
@@ -29,6 +30,10 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
     lines: bool = False
     """The body is a watch's: chunked, and the connection ends in order after it."""
+
+
+NO_ANSWER: Final = Reply(0)
+"""The request is taken, and nothing comes."""
 
 
 class Connection:
@@ -172,6 +177,9 @@ class ApiProxy:
         for index, (wanted, reply) in enumerate(self._replies):
             if wanted in ("", kind) or wanted in query:
                 del self._replies[index]
+                if reply is NO_ANSWER:
+                    await reader.read()  # until the client has had enough
+                    return
                 await _send_reply(writer, reply)
                 return
         passing = asyncio.ensure_future(self._pass_on(head, kind, writer))

@@ -10,8 +10,10 @@ from typing import Any
 
 import orchard
 
+from services.common import pods
 from tests.cluster.conftest import BUSYBOX
-from tests.support.pod_platform import PodPlatform
+from tests.support.pod_platform import TENANT, PodPlatform
+from tests.support.testbed import NAMESPACE
 
 SETTLE_SECONDS = 300
 """How long the platform may take to be right again after a fault; README.md says what is measured."""
@@ -126,20 +128,26 @@ class Load:
         await self.settled()
         return time.monotonic() - began
 
-    async def records_right(self) -> float:
+    async def records_right(self, victim: orchard.AsyncSandbox) -> float:
         """Wait until the records are what the Pods say, whatever of the cluster has not yet gone on with those.
 
+        What happens only now has to be among it, and needs nobody but the API server: the victim's Pod is taken away.
         Returns how many seconds that took.
         """
         began = time.monotonic()
+        pod = pods.pod_name(TENANT, victim.sandbox_id)
+        remove = ("-n", NAMESPACE, "delete", "pod", pod, "--wait=false", "--force", "--grace-period=0")
+        await asyncio.to_thread(self.platform.testbed.kubectl, *remove)
+        ended = await victim.wait_ended(SETTLE_SECONDS)
+        assert (ended.state, ended.reason) == (orchard.SandboxState.FAILED, "DELETED_EXTERNALLY"), ended
         there: dict[str, tuple[str, str]] = {}
         recorded: dict[str, tuple[str, str]] | None = None
         try:
             async with asyncio.timeout(SETTLE_SECONDS):
                 while recorded != there:
-                    await asyncio.sleep(0.1)
                     recorded = {one.sandbox_id: (one.uid, one.state.name) async for one in self.client.list()}
-                    there = {name: _said_by(pod) for name, pod in await asyncio.to_thread(self.platform.sandbox_pods)}
+                    found = await asyncio.to_thread(self.platform.sandbox_pods)
+                    there = {name: _said_by(pod) for name, pod in found}
         except TimeoutError:
             raise AssertionError(f"there {there}\nrecorded {recorded}") from None
         return time.monotonic() - began

@@ -43,14 +43,15 @@ async def test_a_fault_under_load(platform: PodPlatform, load: Load, fault: Faul
     rng = random.Random(f"{SEED} {fault.__name__}")
     for number in range(ROUNDS):
         await load.begin()
+        victim = await load.create() if fault in API_SERVER else None
         async with fault(platform, rng):
             load.go_on()
             if fault is not gateway:
                 await load.commands_answer()
         right = ""
-        if fault in API_SERVER:
+        if victim is not None:
             # From when it answers again; what follows waits for the cluster's own parts too, which ask less often.
-            seconds = await load.records_right()
+            seconds = await load.records_right(victim)
             right = f"records after {seconds:.1f} s, all "
             assert seconds < RIGHT_SECONDS
         print(f"{fault.__name__}, round {number + 1}: {right}right after {await load.ends_well():.1f} s")

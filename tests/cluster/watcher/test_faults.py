@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from services.watcher.pod_watch import Timing
 from services.watcher.service import DEPENDENCY
 from tests.cluster.watcher.pods import BACKSTOP, Truth, Watched, watching
-from tests.support.api_proxy import ApiProxy, Connection, Reply
+from tests.support.api_proxy import NO_ANSWER, ApiProxy, Connection, Reply
 from tests.support.testbed import NAMESPACE, Testbed
 
 PAGE = b"<html>\n<head><title>504 Gateway Time-out</title></head>\n<body>nginx</body>\n</html>\n"
@@ -181,6 +182,23 @@ async def test_a_half_open_connection_is_noticed(watched: Watched, truth: Truth,
     # What the old connections held back comes late, to nobody.
     proxy.flow()
     await check(watched, truth)
+
+
+async def test_a_request_that_is_left_without_an_answer_is_sent_again(
+    truth: Truth, proxy: ApiProxy, kubeconfig: Path
+) -> None:
+    """Though bytes of an answer might come for much longer."""
+    timing = Timing(answer=0.5, read=600, snapshot=600, first_retry=0.02, longest_retry=0.2)
+    for name in "abc":
+        await truth.create(name)
+    proxy.reply(NO_ANSWER, NO_ANSWER, to="watch")
+    async with watching(kubeconfig, timing) as watched:
+        await watched.agrees(truth)
+        proxy.reply(NO_ANSWER, to="watch")
+        proxy.cut()
+        await change_everything(truth)
+        await check(watched, truth)
+        assert watched.runtime.counts()["relists"] == 3, "what was taken up again needed no new snapshot"
 
 
 async def test_late_events_are_late_and_not_lost(watched: Watched, truth: Truth, proxy: ApiProxy) -> None:

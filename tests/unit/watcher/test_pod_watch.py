@@ -94,6 +94,7 @@ class Server:
     def __init__(self, *answers: Answer | Exception) -> None:
         self.answers = list(answers)
         self.asked: list[dict[str, str]] = []
+        self.answer_seconds: list[float] = []
         self.read_seconds: list[float] = []
         self.forgotten = 0
         self.now = 0.0
@@ -102,8 +103,11 @@ class Server:
         """Nothing more will come."""
 
     @asynccontextmanager
-    async def get(self, query: Mapping[str, str], *, read_seconds: float) -> AsyncIterator[Answer]:
+    async def get(
+        self, query: Mapping[str, str], *, answer_seconds: float, read_seconds: float
+    ) -> AsyncIterator[Answer]:
         self.asked.append(dict(query))
+        self.answer_seconds.append(answer_seconds)
         self.read_seconds.append(read_seconds)
         answer = self.answers.pop(0) if self.answers else Answer(FOR_EVER)
         if isinstance(answer, Exception):
@@ -324,6 +328,13 @@ async def test_a_server_that_has_just_come_back_is_not_left_alone_for_how_long_i
     server = Server(Answer(*SNAPSHOT, LOST), *[LOST] * 5, Answer(status=503), Answer(status=429), LOST)
     await run(server)
     assert server.waits[6:] == [0.8, 1.6, 5]
+
+
+async def test_a_server_that_does_not_answer_is_given_longer_each_time() -> None:
+    server = Server(*[LOST] * 5, Answer(*SNAPSHOT, LOST), LOST)
+    await run(server)
+    assert server.answer_seconds == [10, 20, 40, 75, 75, 75, 10, 20]
+    assert set(server.read_seconds) == {75}
 
 
 async def test_waits_are_spread_from_nothing_on() -> None:

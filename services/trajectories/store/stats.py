@@ -32,14 +32,8 @@ class StatsStore:
         where, values = filters.conditions(tenant, wanted)
         value = _value(dimension)
         named = [label] if dimension is Dimension.LABEL else []
-        query = f"""
-            SELECT {value}, count(*), count(*) FILTER (WHERE status = {Status.OPEN.value}),
-                count(*) FILTER (WHERE status = {Status.ABORTED.value}), count(*) FILTER (WHERE {_SCORED}),
-                count(*) FILTER (WHERE {_RESOLVED}), avg(turns), avg({filters.TOKENS}), sum(cost_usd)
-            FROM {SCHEMA}.trajectories WHERE {where} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {_ROWS}
-        """  # noqa: S608 (names of our own, here and below)
         async with self._database.driver(autocommit=True) as connection:
-            rows = await (await connection.execute(query, [*named, *values])).fetchall()
+            rows = await (await connection.execute(counts_query(value, where), [*named, *values])).fetchall()
             attempts = await self._attempts(connection, value, where, [*named, *values]) if ks else {}
         return [
             Stats(
@@ -62,17 +56,31 @@ class StatsStore:
         connection: Connection, value: str, where: str, values: Sequence[Any]
     ) -> dict[str, list[tuple[int, int, int]]]:
         """For each row how many instances had n scored attempts of which c succeeded, as (n, c, instances)."""
-        query = f"""
-            SELECT value, n, c, count(*) FROM (
-                SELECT {value} AS value, count(*) AS n, count(*) FILTER (WHERE {_RESOLVED}) AS c
-                FROM {SCHEMA}.trajectories WHERE {where} AND {_SCORED} AND instance_id <> ''
-                GROUP BY 1, dataset, instance_id
-            ) AS instances GROUP BY 1, 2, 3
-        """  # noqa: S608
         found: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
-        for row in await (await connection.execute(query, values)).fetchall():
+        for row in await (await connection.execute(attempts_query(value, where), values)).fetchall():
             found[row[0]].append((row[1], row[2], row[3]))
         return found
+
+
+def counts_query(value: str, where: str) -> str:
+    """Counts by a value."""
+    return f"""
+        SELECT {value}, count(*), count(*) FILTER (WHERE status = {Status.OPEN.value}),
+            count(*) FILTER (WHERE status = {Status.ABORTED.value}), count(*) FILTER (WHERE {_SCORED}),
+            count(*) FILTER (WHERE {_RESOLVED}), avg(turns), avg({filters.TOKENS}), sum(cost_usd)
+        FROM {SCHEMA}.trajectories WHERE {where} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {_ROWS}
+    """  # noqa: S608 (names of our own, here and below)
+
+
+def attempts_query(value: str, where: str) -> str:
+    """By a value, how many instances had as many attempts and successes."""
+    return f"""
+        SELECT value, n, c, count(*) FROM (
+            SELECT {value} AS value, count(*) AS n, count(*) FILTER (WHERE {_RESOLVED}) AS c
+            FROM {SCHEMA}.trajectories WHERE {where} AND {_SCORED} AND instance_id <> ''
+            GROUP BY 1, dataset, instance_id
+        ) AS instances GROUP BY 1, 2, 3
+    """  # noqa: S608
 
 
 def _value(dimension: Dimension) -> str:

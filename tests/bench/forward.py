@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import orchard
 
@@ -17,8 +17,26 @@ from tests.support.platform import PlatformProcess
 
 MEGABYTE: Final = 1_000_000
 SERVER: Final = Path(__file__).parents[1] / "support" / "port_server.py"
-T = TypeVar("T")
-_PORTS: Final = {"zeros": 8000, "digest": 8001, "echo": 8002}
+_PORTS: Final = {"zeros": 8000, "count": 8001, "echo": 8002}
+
+_PROGRAM: Final = """
+import socket, sys
+host, port, direction, size = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+with socket.create_connection((host, port)) as connection:
+    if direction == "out":
+        connection.sendall(b"%d\\n" % size)
+        connection.shutdown(socket.SHUT_WR)
+        buffer, received = bytearray(1 << 20), 0
+        while count := connection.recv_into(buffer):
+            received += count
+    else:
+        block = bytes(1_000_000)
+        for _ in range(size // len(block)):
+            connection.sendall(block)
+        connection.shutdown(socket.SHUT_WR)
+        received = int(connection.recv(1024))
+sys.exit(received != size)
+"""
 
 
 async def measure(platform: PlatformProcess, client: orchard.AsyncSandboxClient, *, full: bool) -> Figures:
@@ -33,15 +51,15 @@ async def measure(platform: PlatformProcess, client: orchard.AsyncSandboxClient,
         gateway = platform.service_pid("gateway")
         async with (
             sandbox.forward(_PORTS["zeros"]) as zeros,
-            sandbox.forward(_PORTS["digest"]) as digest,
+            sandbox.forward(_PORTS["count"]) as count,
             sandbox.forward(_PORTS["echo"]) as echo,
         ):
-            await _in_thread(lambda: _out(zeros, 100 * MEGABYTE))
+            await _transfer(zeros, "out", 100 * MEGABYTE)
             before, processors = rss_bytes(gateway), Processors(platform)
-            out = await timed(lambda: _in_thread(lambda: _out(zeros, size)))
+            out = await timed(lambda: _transfer(zeros, "out", size))
             cpu, growth = processors.each(size // (1000 * MEGABYTE)), rss_bytes(gateway) - before
-            into = await timed(lambda: _in_thread(lambda: _into(digest, size)))
-            opens, trips = await _in_thread(lambda: _exchanges(echo, 500 if full else 200))
+            into = await timed(lambda: _transfer(count, "into", size))
+            opens, trips = await asyncio.to_thread(_exchanges, echo, 500 if full else 200)
         return {
             "megabytes_per_second": round(size / MEGABYTE / out * 1e3, 1),
             "into_megabytes_per_second": round(size / MEGABYTE / into * 1e3, 1),
@@ -52,32 +70,13 @@ async def measure(platform: PlatformProcess, client: orchard.AsyncSandboxClient,
         }
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Local programs are no part of the client's event loop."""
-    return await asyncio.get_running_loop().run_in_executor(None, work)
-
-
-def _out(address: orchard.Address, size: int) -> None:
-    with socket.create_connection((address.host, address.port)) as connection:
-        connection.sendall(b"%d\n" % size)
-        connection.shutdown(socket.SHUT_WR)
-        buffer, received = bytearray(1 << 20), 0
-        while count := connection.recv_into(buffer):
-            received += count
-    if received != size:
-        raise RuntimeError(f"{received} of {size} bytes arrived")
-
-
-def _into(address: orchard.Address, size: int) -> None:
-    with socket.create_connection((address.host, address.port)) as connection:
-        block, left = bytes(MEGABYTE), size
-        while left:
-            connection.sendall(block)
-            left -= MEGABYTE
-        connection.shutdown(socket.SHUT_WR)
-        answer = connection.recv(1024)
-    if int(answer.split()[0]) != size:
-        raise RuntimeError(f"{answer!r} instead of {size}")
+async def _transfer(address: orchard.Address, direction: str, size: int) -> None:
+    """By a program of its own: in this process it would stand in the way of the client."""
+    program = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _PROGRAM, address.host, str(address.port), direction, str(size)
+    )
+    if await program.wait() != 0:
+        raise RuntimeError(f"{size} bytes did not arrive ({direction})")
 
 
 def _exchanges(address: orchard.Address, count: int) -> tuple[list[float], list[float]]:

@@ -1,8 +1,8 @@
 """A server that runs inside a sandbox with nothing but Python: `python3 port_server.py KIND PORT`.
 
 Prints "listening" once it does. Kinds: echo; digest answers with size and hash of all that it was sent, at its end;
-http; websocket echoes text messages; flood sends for ever, and tells at /tmp/flooded what the kernel took; reset breaks
-each connection after its first byte; zeros sends as many as the first line says.
+count with the size alone; http; websocket echoes text messages; flood sends for ever, and tells at /tmp/flooded what
+the kernel took; reset breaks each connection after its first byte; zeros sends as many as the first line says.
 """
 
 import asyncio
@@ -28,6 +28,13 @@ async def digest(reader, writer):
         found.update(data)
         size += len(data)
     writer.write(f"{size} {found.hexdigest()}\n".encode())
+
+
+async def count(reader, writer):
+    size = 0
+    while data := await reader.read(1 << 18):
+        size += len(data)
+    writer.write(f"{size}\n".encode())
 
 
 async def http(reader, writer):

@@ -117,7 +117,7 @@ class _TroubleError(Exception):
         self.relist = relist
         """What is known cannot be built on any more."""
         self.at_once = at_once
-        """No fault: the first time there is nothing to wait for."""
+        """No fault, so there is nothing to wait for, unless it was the same just before."""
         self.least_seconds = least_seconds
         self.refused = refused
         """The server was reached and does not want to go on from this version."""
@@ -150,7 +150,8 @@ class PodWatch:
         self._streams_snapshots = True
         self._version = self._newest = 0
         self._answer_seconds = timing.answer
-        self._troubles = self._refusals = self._silences = self._stale = self._turn = 0
+        self._hurried = False
+        self._refusals = self._silences = self._stale = self._turn = 0
         self._healthy_since: float | None = None
         self.counts = dict.fromkeys(("events", "repeats", "bookmarks", "relists", "resumes", "interruptions"), 0)
         """How often each has happened."""
@@ -178,18 +179,19 @@ class PodWatch:
         if self._healthy_since is not None and now - self._healthy_since >= _HEALTHY_SECONDS:
             self._backoff.reset()
             self._reconnects.reset()
-            self._troubles = 0
+            self._hurried = False
         self._healthy_since = None
-        self._troubles += 1
         trouble = error if isinstance(error, _TroubleError) else _TroubleError(str(error))
         self._refusals = self._refusals + 1 if trouble.refused or isinstance(error, BrokenBodyError) else 0
         self._silences = self._silences + 1 if isinstance(error, ConnectionLostError) and error.silent else 0
         # A version from which nothing ever comes, such as one of before a restored backup, must not be held on to.
         if trouble.relist or self._refusals >= _REFUSALS or self._silences >= _SILENCES:
             self._version = self._refusals = self._silences = 0
+        hurries, self._hurried = trouble.at_once and not self._hurried, trouble.at_once
+        if hurries:
+            return 0.0
         backoff = self._reconnects if isinstance(error, ConnectionLostError) else self._backoff
-        delay = max(backoff.next(), trouble.least_seconds)
-        return 0.0 if trouble.at_once and self._troubles == 1 else delay
+        return max(backoff.next(), trouble.least_seconds)
 
     def _stream(self) -> AsyncGenerator[Event, None]:
         """One request, or the pages of one list."""

@@ -330,6 +330,12 @@ async def test_a_server_that_has_just_come_back_is_not_left_alone_for_how_long_i
     assert server.waits[6:] == [0.8, 1.6, 5]
 
 
+async def test_after_an_outage_a_forgotten_version_is_no_further_reason_to_wait() -> None:
+    server = Server(Answer(*SNAPSHOT, LOST), LOST, Answer(status=403), Answer(status=410), Answer(status=410))
+    await run(server)
+    assert server.waits == [0.8, 1.6, 0.8, 0, 1.6]
+
+
 async def test_a_server_that_does_not_answer_is_given_longer_each_time() -> None:
     server = Server(*[LOST] * 5, Answer(*SNAPSHOT, LOST), LOST)
     await run(server)

@@ -52,8 +52,8 @@ class Timing:
     """How long the watch waits for what, in seconds."""
 
     answer: float = 10.0
-    """For an answer to begin, doubled with each attempt up to `read`. A server that has just started may let a
-    request that came too early alone for a minute, and answer the next one at once.
+    """For an answer to begin, doubled with each attempt up to `read`: a server or proxy that took a request while it
+    started or went may never answer it, and the next one at once.
     """
     read: float = 75.0
     """For bytes, before a connection is given up: above the interval of bookmarks."""

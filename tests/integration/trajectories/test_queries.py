@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import itertools
+import secrets
 
 import grpc
 import pytest
@@ -176,6 +177,35 @@ async def test_an_export_is_whole_and_goes_on_where_it_broke(calls: Calls, some:
     first, token = await export(stop_after=4)
     rest, _ = await export(token)
     assert first + rest == everything
+
+
+async def test_an_export_of_small_open_and_large_ones_is_in_order_and_in_messages_of_a_mebibyte(calls: Calls) -> None:
+    texts = {f"x{number:02}": [f"{number} {index}" for index in range(3)] for number in range(40)}
+    texts["x07"] = [secrets.token_hex(30_000) for _ in range(40)]
+    for name, contents in texts.items():
+        await calls.create(name)
+        for start in range(0, len(contents), 10):
+            batch = [step(start + place, text) for place, text in enumerate(contents[start : start + 10])]
+            await calls.append(name, batch)
+        if name != "x11":
+            await calls.seal(name)
+    for name in texts:
+        if name != "x11":
+            await calls.packed(name)
+    found: dict[str, list[str]] = {}
+    whole = 0
+    async for response in calls.ExportTrajectories(pb.ExportTrajectoriesRequest()):
+        assert response.ByteSize() <= 1 << 20
+        name = response.trajectory.trajectory_id if response.HasField("trajectory") else next(reversed(found), "")
+        if response.total == 0:
+            found.setdefault(name, []).extend(one.content[0].text for one in response.steps)
+        whole += bool(response.resume_token)
+    assert found == texts
+    assert list(found) == list(texts)
+    assert whole == len(texts)
+    bare = [one async for one in calls.ExportTrajectories(pb.ExportTrajectoriesRequest(metadata_only=True))]
+    assert [one.trajectory.trajectory_id for one in bare[1:]] == list(texts)
+    assert not any(one.steps for one in bare)
 
 
 async def test_deletes_are_asked_for_twice_and_take_everything_along(calls: Calls, some: list[str]) -> None:

@@ -51,6 +51,11 @@ GOALS: tuple[tuple[str, str, float, str], ...] = (
     ("watcher.events_per_second", "", 20_000, "at least"),
     ("watcher.bytes_per_pod", "", 5_000, "at most"),
     ("watcher.wake_p50", "", 5, "at most"),
+    ("trajectories.appends_per_second", "", 5000, "at least"),
+    ("trajectories.query_p50", "", 20, "at most"),
+    ("trajectories.stats_p50", "", 200, "at most"),
+    ("trajectories.export_megabytes_per_second", "", 100, "at least"),
+    ("trajectories.storage_share_of_raw", "", 0.333, "at most"),
     ("up.ready", "", 5000, "at most"),
 )
 

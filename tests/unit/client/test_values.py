@@ -309,6 +309,15 @@ async def test_a_retry_budget_counts_from_the_last_success() -> None:
     assert not await Retry(0.0).failed(0.0)
 
 
+async def test_an_operation_that_was_answered_waits_as_long_as_any() -> None:
+    """Its budget is that of the moment: the first contact was within the operation itself."""
+    budget = 0.0
+    retry = Retry(lambda: budget)
+    assert not await retry.failed(0.0)
+    budget = 10.0
+    assert await retry.failed(0.0)
+
+
 @pytest.mark.parametrize("sandbox_id", ["", "..", "a/b", "Ä", "x" * 64, "-a", "a-", "1a", 5, None])
 def test_no_handle_is_made_of_what_is_no_id(sandbox_id: object) -> None:
     with pytest.raises(InvalidArgument) as caught:

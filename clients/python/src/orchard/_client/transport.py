@@ -44,9 +44,13 @@ class CallContext(NamedTuple):
 
 
 class Retry:
-    """Exponential backoff with full jitter, bounded by the time since the last success."""
+    """Exponential backoff with full jitter, bounded by the time since the last success.
 
-    def __init__(self, budget_seconds: float) -> None:
+    Args:
+        budget_seconds: the bound, or what gives it whenever an attempt has failed.
+    """
+
+    def __init__(self, budget_seconds: float | Callable[[], float]) -> None:
         self._budget = budget_seconds
         self._since = time.monotonic()
         self._failures = 0
@@ -70,7 +74,8 @@ class Retry:
         """
         ceiling = min(_MAXIMUM_DELAY, _FIRST_DELAY * 2**self._failures)
         delay = max(random.uniform(0, ceiling), retry_seconds * random.uniform(1, 1.25))  # noqa: S311
-        if time.monotonic() + delay - self._since > self._budget:
+        budget = self._budget() if callable(self._budget) else self._budget
+        if time.monotonic() + delay - self._since > budget:
             return False
         self._failures += 1
         self.attempts += 1
@@ -100,7 +105,10 @@ class Transport:
 
     def retry(self) -> Retry:
         """The retries of one operation."""
-        return Retry(self._retry_seconds if self._reached else min(self._retry_seconds, _FIRST_CONTACT_SECONDS))
+        return Retry(self._budget)
+
+    def _budget(self) -> float:
+        return self._retry_seconds if self._reached else min(self._retry_seconds, _FIRST_CONTACT_SECONDS)
 
     def context(self, operation: Operation | None = None) -> CallContext:
         """Metadata of one operation; its attempts share the request id."""

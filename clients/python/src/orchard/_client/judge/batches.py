@@ -19,7 +19,6 @@ Items = Mapping[str, Judgement] | Iterable[tuple[str, Judgement]] | AsyncIterabl
 async def run(transport: Transport, start: pb.BatchStart, items: Items) -> AsyncGenerator[ItemVerdict, None]:
     """Verdicts of a batch, those first that it had."""
     retry, context = transport.retry(), transport.context()
-    answered = False
     told: set[str] = set()
     feed = _Feed(items)
     try:
@@ -28,9 +27,6 @@ async def run(transport: Transport, start: pb.BatchStart, items: Items) -> Async
             try:
                 async with transport.stream(lambda c: c.judge.JudgeBatch, source, context) as stream:
                     async for response in stream:
-                        if not answered:
-                            # From now on it is an outage that is waited for, and not a wrong address.
-                            answered, retry = True, transport.retry()
                         retry.succeeded()
                         if response.HasField("verdict") and response.verdict.item_id not in told:
                             told.add(response.verdict.item_id)

@@ -33,16 +33,16 @@ from services.judge.settings import JudgeServiceSettings
 from services.judge.store.calls import CallStore
 from services.judge.store.claims import ClaimStore
 from services.judge.store.endings import EndingStore
-from services.judge.store.lanes import Company
+from services.judge.store.lanes import Lines
 from services.judge.store.locks import QuestionLocks
 from services.judge.store.rubrics import RubricStore
+from services.judge.store.texts import TextStore
 from services.judge.store.turns import Turns
 from services.judge.store.verdicts import VerdictStore
 
 SERVICE_NAMES: Final = ("orchard.judge.v1.JudgeService",)
 DEPENDENCY: Final = "database"
-_POOL: Final = 8
-_LANES: Final = 5
+_LANES: Final = 4
 _PROBE_SECONDS: Final = 5.0
 
 
@@ -50,11 +50,14 @@ _PROBE_SECONDS: Final = 5.0
 async def run(settings: JudgeServiceSettings, tasks: TaskGroup, telemetry: Telemetry | None) -> AsyncIterator[None]:
     """Run the judge service while the context is open."""
     health = Health([DEPENDENCY])
-    engine = connect(settings.database_url.get_secret_value(), pool_size=_POOL + _LANES, tls=settings.database_tls())
-    database, answers = Turns(engine, _POOL), Answers(ObjectStore(settings.object_store_url))
-    store, company = VerdictStore(database), Company()
-    claims, locks = ClaimStore(engine, company), QuestionLocks(engine, company)
-    calls, endings = CallStore(database, engine, company), EndingStore(engine, company)
+    url, connections = settings.database_url.get_secret_value(), settings.database_connections
+    engine = connect(url, pool_size=connections, tls=settings.database_tls())
+    # The locks keep one, and of the others at least one is not kept.
+    lines = Lines(engine, min(_LANES, connections - 2))
+    database = Turns(engine, max(connections - 1 - _LANES, 1))
+    answers = Answers(ObjectStore(settings.object_store_url), TextStore(database))
+    store, locks = VerdictStore(database), QuestionLocks(engine, lines)
+    claims, calls, endings = ClaimStore(lines), CallStore(database, lines), EndingStore(lines)
     shelf = RubricShelf(RubricStore(database), _now)
     verifier = Verifier(PublicKeysFile(settings.public_keys_file), INTERNAL_AUDIENCE)
     server = Server(
@@ -63,7 +66,7 @@ async def run(settings: JudgeServiceSettings, tasks: TaskGroup, telemetry: Telem
         service_names=SERVICE_NAMES,
     )
     endpoints = {judge.name: make_endpoint(judge, server.stopping) for judge in load_judges(settings.judges_file)}
-    judging = Judging(endpoints, store, claims, calls, endings, shelf, locks, answers, _now, company)
+    judging = Judging(endpoints, store, claims, calls, endings, shelf, locks, answers, _now, lines)
     batches, held = Batches(judging, store, _now), Held(settings.most_held_bytes)
     servicer = JudgeServicer(judging, batches, shelf, calls, answers, server.stopping, settings.most_judgements, held)
     judge_service_pb2_grpc.add_JudgeServiceServicer_to_server(servicer, server.grpc_server)
@@ -85,6 +88,7 @@ async def run(settings: JudgeServiceSettings, tasks: TaskGroup, telemetry: Telem
         telemetry.gauge("orchard.judge.judgements", "Judgements under way.", lambda: {"running": servicer.running})
         telemetry.gauge("orchard.judge.held", "Bytes that judgements hold.", lambda: {"bytes": held.bytes})
     tasks.start("probe the database", probe())
+    tasks.start("move answers to the object store", answers.move())
     await server.start(settings.listen, tls=settings.server_tls(), health_address=settings.health_listen)
     try:
         yield
@@ -93,8 +97,8 @@ async def run(settings: JudgeServiceSettings, tasks: TaskGroup, telemetry: Telem
         await tasks.close()
         for endpoint in endpoints.values():
             await endpoint.close()
-        for lane in (claims, calls, endings, locks):
-            await lane.close()
+        for lanes in (claims, calls, endings, locks, lines):
+            await lanes.close()
         await database.close()
 
 

@@ -1,4 +1,4 @@
-"""What judges answered: the texts in the object store, by hash; which of them belong to a question in the database."""
+"""What judges answered: the texts by hash, in the object store in the end; which are of a question in the database."""
 
 from __future__ import annotations
 
@@ -11,29 +11,81 @@ from typing import Final
 
 from services.common.backoff import Backoff
 from services.common.errors import NotFoundError, UnavailableError
+from services.common.logs import get_logger
 from services.common.objects import ObjectNotFoundError, ObjectStore
 from services.judge.asking import Kept, Place
 from services.judge.backends.base import Reply
 from services.judge.model import Image, Usage
 from services.judge.prompting.prompts import Prompt
 from services.judge.store.calls import CallStore, Owner
+from services.judge.store.texts import TextStore, WaitingText
+from services.judge.texts import plain
 
+_log = get_logger(__name__)
+
+_MOST_WAITING: Final = 2000
+_MOST_WAITING_BYTES: Final = 64 << 10
+_TOGETHER: Final = 100
+_GATHERING_SECONDS: Final = 0.2
+_LOOK_SECONDS: Final = 30.0
 _TRIES: Final = 4
 """To keep an answer: it was paid for, and a store may be away for a moment."""
 
 
 class Answers:
-    """Raw answers and images that judges were shown, by hash."""
+    """Raw answers and images that judges were shown, by hash.
 
-    def __init__(self, objects: ObjectStore) -> None:
+    Texts wait in the database, where they are journalled, for their way to the object store: a verdict need not. Where
+    many wait, or the object store is away, they are put there at once, as long ones are.
+    """
+
+    def __init__(self, objects: ObjectStore, texts: TextStore) -> None:
         self._objects = objects
+        self._texts = texts
+        self._waiting = 0
+        self._arrived = asyncio.Event()
+        self._is_away = False
 
-    async def put(self, tenant: str, text: str) -> str:
-        """Store an answer; returns its hash."""
-        body = text.encode(errors="replace")
-        sha256 = hashlib.sha256(body).hexdigest()
-        await self._objects.put(f"answers/{tenant}/{sha256}", body)
-        return sha256
+    async def put(self, tenant: str, sha256: str, body: bytes) -> None:
+        """Store an answer."""
+        await self._objects.put(_name(tenant, sha256), body)
+
+    def may_wait(self, text: str, body: bytes) -> bool:
+        """Whether it may be journalled with its text, and moved from there."""
+        room = self._waiting < _MOST_WAITING and not self._is_away
+        return room and len(body) <= _MOST_WAITING_BYTES and plain(text) == text
+
+    def waits(self) -> None:
+        """One more was journalled so."""
+        self._waiting += 1
+        self._arrived.set()
+
+    async def move(self) -> None:
+        """Move texts for ever; those too that a replica left behind when it died."""
+        while True:
+            try:
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._arrived.wait()
+                await asyncio.sleep(_GATHERING_SECONDS)
+            except TimeoutError:
+                pass
+            self._arrived.clear()
+            try:
+                while texts := await self._texts.some(_TOGETHER):
+                    await self._move(texts)
+                self._waiting, self._is_away = 0, False
+            except UnavailableError as error:
+                self._is_away = True
+                _log.warning("answers wait in the database", why=error.message)
+
+    async def _move(self, texts: Sequence[WaitingText]) -> None:
+        puts = (self.put(one.tenant, one.sha256, one.text.encode()) for one in texts)
+        results = await asyncio.gather(*puts, return_exceptions=True)
+        if moved := [text for text, result in zip(texts, results, strict=True) if result is None]:
+            await self._texts.moved(moved)
+        for result in results:
+            if result is not None:
+                raise result
 
     async def chunks(self, tenant: str, sha256: str) -> AsyncIterator[bytes]:
         """An answer.
@@ -41,8 +93,11 @@ class Answers:
         Raises:
             NotFoundError: there is none.
         """
+        if (text := await self._texts.get(tenant, sha256)) is not None:
+            yield text.encode()
+            return
         try:
-            async for chunk in self._objects.chunks(f"answers/{tenant}/{sha256}"):
+            async for chunk in self._objects.chunks(_name(tenant, sha256)):
                 yield chunk
         except ObjectNotFoundError:
             raise NotFoundError(f"there is no answer {sha256}", reason="ANSWER_NOT_FOUND", sha256=sha256) from None
@@ -52,6 +107,10 @@ class Answers:
         name = f"images/{tenant}/{image.sha256}"
         if not await self._objects.exists(name):
             await self._objects.put(name, image.data)
+
+
+def _name(tenant: str, sha256: str) -> str:
+    return f"answers/{tenant}/{sha256}"
 
 
 class QuestionJournal:
@@ -95,9 +154,15 @@ class QuestionJournal:
         raise AssertionError  # for the type checker
 
     async def _answered(self, place: Place, prompt: Prompt, reply: Reply, usage: Usage, latency: float) -> Kept:
-        sha256 = await self._answers.put(self._owner.tenant, reply.text)
+        body = reply.text.encode(errors="replace")
+        sha256 = hashlib.sha256(body).hexdigest()
         kept = Kept(place, prompt.ticket, sha256, reply.finish, reply.words[:1000], reply.model, usage, latency)
-        await self._store.called(self._of(place), usage, self._clock().date(), kept)
+        text = reply.text if self._answers.may_wait(reply.text, body) else None
+        if text is None:
+            await self._answers.put(self._owner.tenant, sha256, body)
+        await self._store.called(self._of(place), usage, self._clock().date(), kept, text)
+        if text is not None:
+            self._answers.waits()
         return kept
 
     async def failed(self, place: Place, usage: Usage) -> None:

@@ -42,7 +42,7 @@ from services.judge.rubrics import Rubric
 from services.judge.store.calls import CallStore, Owner
 from services.judge.store.claims import NOWHERE, ClaimStore, Earlier, Origin
 from services.judge.store.endings import Ending, EndingStore, Settled
-from services.judge.store.lanes import Company
+from services.judge.store.lanes import Lines
 from services.judge.store.locks import QuestionLocks
 from services.judge.store.verdicts import VerdictStore
 from services.judge.votes import combine
@@ -90,7 +90,7 @@ class Judging:
         locks: QuestionLocks,
         answers: Answers,
         clock: Callable[[], datetime],
-        company: Company,
+        lines: Lines,
     ) -> None:
         self._endpoints = endpoints
         self._store = store
@@ -101,7 +101,7 @@ class Judging:
         self._locks = locks
         self._answers = answers
         self._clock = clock
-        self._company = company
+        self._lines = lines
         self._flights: dict[str, asyncio.Future[Verdict | None]] = {}
 
     async def prepare(self, tenant: str, request: Request) -> Prepared:
@@ -162,7 +162,7 @@ class Judging:
         flight = self._flights[name] = asyncio.get_running_loop().create_future()
         verdict = None
         try:
-            with self._company.joined():
+            with self._lines.joined():
                 async with self._locks.held(name):
                     verdict = await self._judged(tenant, run, prepared, errand)
             return verdict

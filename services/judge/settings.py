@@ -19,6 +19,12 @@ class JudgeServiceSettings(InternalServiceSettings, DatabaseSettings):
     judges_file: Path = Field(
         description="JSON file with a list of judges (backends/settings.py); the first is the default."
     )
+    database_connections: int = Field(
+        default=12,
+        ge=3,  # one has the locks, one the verdicts, one the rest
+        le=100,
+        description="Connections to PostgreSQL at most. All replicas' fit max_connections.",
+    )
     most_judgements: int = Field(
         default=256,
         ge=1,

@@ -12,12 +12,11 @@ from datetime import date
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.judge.answers.reading import Finish
 from services.judge.asking import Kept, Place
 from services.judge.model import Usage
-from services.judge.store.lanes import Company, Connection, Lane, recordset
+from services.judge.store.lanes import Connection, Lane, Lines, recordset
 from services.judge.store.tables import ANSWERS, COUNTS, USAGE
 from services.judge.store.turns import Turns
 
@@ -45,6 +44,7 @@ class _Call:
     usage: Usage
     day: date
     kept: Kept | None
+    text: str | None
 
     def row(self) -> dict[str, Any]:
         """As _WRITE has it."""
@@ -54,28 +54,32 @@ class _Call:
         row |= {"asked_model": owner.model, "day": self.day, "answered": kept is not None}
         if kept is not None:
             row |= {name: getattr(kept, name) for name in ("ticket", "sha256", "words", "model", "latency_seconds")}
-            row |= {"finish": kept.finish.value, **kept.place._asdict()}
+            row |= {"finish": kept.finish.value, "text": self.text, **kept.place._asdict()}
         return row
 
 
 class CallStore:
     """Rows of ANSWERS, and the sums of BATCHES and USAGE."""
 
-    def __init__(self, database: Turns, engine: AsyncEngine, company: Company) -> None:
+    def __init__(self, database: Turns, lines: Lines) -> None:
         self._database = database
-        self._lane = Lane(engine, company, "calls of judges", _write)
+        self._lane = Lane(lines, "calls of judges", _write)
 
     async def close(self) -> None:
-        """Let the connection go."""
+        """Write what was asked for already."""
         await self._lane.close()
 
-    async def called(self, owner: Owner, usage: Usage, day: date, kept: Kept | None = None) -> None:
+    async def called(
+        self, owner: Owner, usage: Usage, day: date, kept: Kept | None = None, text: str | None = None
+    ) -> None:
         """Count a call, and keep its answer; it is durable on return. A repeat does nothing.
+
+        With its `text`, where that is still to be moved to the object store.
 
         Raises:
             UnavailableError: the database does not answer.
         """
-        await self._lane.do(_Call(owner, usage, day, kept))
+        await self._lane.do(_Call(owner, usage, day, kept, text))
 
     async def usage(self, tenant: str, first: date, before: date, most: int) -> list[tuple[str, str, str, Usage]]:
         """Sums by judge, model and rubric over days."""
@@ -104,11 +108,15 @@ WITH given AS (
         answered boolean, tenant text, run text, judge text, asked_model text, rubric text, batch_id text, day date,
         calls bigint, failed_calls bigint, prompt_tokens bigint, completion_tokens bigint, cached_tokens bigint,
         cost_usd float8, vote integer, swapped boolean, attempt integer, ticket text, sha256 text, finish text,
-        words text, model text, latency_seconds float8
+        words text, model text, latency_seconds float8, text text
     )
 ), stored AS (
     INSERT INTO judge.answers ({_NAMES}) SELECT {_NAMES} FROM given WHERE answered
     ON CONFLICT DO NOTHING RETURNING tenant, run, judge, vote, swapped, attempt
+), waiting AS (
+    INSERT INTO judge.waiting_texts (tenant, sha256, text)
+    SELECT DISTINCT ON (tenant, sha256) tenant, sha256, text FROM given WHERE text IS NOT NULL
+    ORDER BY tenant, sha256 ON CONFLICT DO NOTHING
 ), counted AS (
     SELECT given.* FROM given LEFT JOIN stored USING (tenant, run, judge, vote, swapped, attempt)
     WHERE NOT answered OR stored.tenant IS NOT NULL

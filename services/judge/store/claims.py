@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy.ext.asyncio import AsyncEngine
-
 from services.judge.asking import Kept
 from services.judge.codec import SCORED, verdict_of
 from services.judge.model import Verdict
 from services.judge.store.calls import kept_of
-from services.judge.store.lanes import Company, Connection, Lane, recordset
+from services.judge.store.lanes import Connection, Lane, Lines, recordset
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +95,12 @@ class _Request(NamedTuple):
 class ClaimStore:
     """Looks up judgements, and begins requests (rows of REQUESTS, which stay as long as the verdicts do)."""
 
-    def __init__(self, engine: AsyncEngine, company: Company) -> None:
-        self._known = Lane(engine, company, "what is known of judgements", _look)
-        self._requests = Lane(engine, company, "requests that begin", _begin)
+    def __init__(self, lines: Lines) -> None:
+        self._known = Lane(lines, "what is known of judgements", _look)
+        self._requests = Lane(lines, "requests that begin", _begin)
 
     async def close(self) -> None:
-        """Let the connections go."""
+        """Write what was asked for already."""
         await self._known.close()
         await self._requests.close()
 
@@ -150,6 +148,8 @@ ORDER BY given.number
 """  # noqa: S608
 
 # Two that come in one group under one id are told apart by what they ask for: the first of them begins it.
+# Where none has its verdict, nobody waits for the disk: what is paid for later is kept with all that was before it, and
+# a request that is forgotten before that begins again.
 _BEGIN: Final = f"""
 WITH found AS (
     SELECT given.*, newest.*
@@ -167,7 +167,10 @@ WITH found AS (
     WHERE (tenant, request_id) IN (SELECT tenant, request_id FROM found)
     UNION ALL SELECT * FROM begun
 )
-SELECT there.asked, own.verdict_id, own.body, own.create_time, there.cached FROM found
+SELECT there.asked, own.verdict_id, own.body, own.create_time, there.cached,
+    CASE WHEN NOT EXISTS (SELECT FROM begun WHERE verdict_id <> '')
+        THEN set_config('synchronous_commit', 'off', true) END
+FROM found
 LEFT JOIN there USING (tenant, request_id)
 LEFT JOIN judge.verdicts AS own ON own.tenant = found.tenant AND own.verdict_id = there.verdict_id
 ORDER BY found.number

@@ -6,12 +6,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy.ext.asyncio import AsyncEngine
-
 from services.judge.codec import state_of, verdict_json
 from services.judge.model import Verdict
 from services.judge.store.claims import Origin
-from services.judge.store.lanes import Company, Connection, Lane, recordset
+from services.judge.store.lanes import Connection, Lane, Lines, recordset
 
 Settled = tuple[str, int, bool]
 """Judge, vote and order."""
@@ -39,11 +37,11 @@ class Ending:
 class EndingStore:
     """Writes VERDICTS, and what rests on them: requests and items get theirs, answers are not needed any more."""
 
-    def __init__(self, engine: AsyncEngine, company: Company) -> None:
-        self._lane = Lane(engine, company, "verdicts", _write)
+    def __init__(self, lines: Lines) -> None:
+        self._lane = Lane(lines, "verdicts", _write)
 
     async def close(self) -> None:
-        """Let the connection go."""
+        """Write what was asked for already."""
         await self._lane.close()
 
     async def add(self, ending: Ending) -> None:

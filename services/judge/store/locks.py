@@ -15,9 +15,8 @@ from typing import Final, NamedTuple
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.common.backoff import Backoff
-from services.common.errors import UnavailableError
 from services.judge.endings import whole
-from services.judge.store.lanes import Company, Connection, Lane
+from services.judge.store.lanes import Connection, Lane, Line, Lines
 
 _POLL_SECONDS: Final = 1.0
 _MOST_HELD: Final = 1000
@@ -36,8 +35,9 @@ class _Turn(NamedTuple):
 class QuestionLocks:
     """Locks of one replica. Within it a question must come once at a time: the database would let it in twice."""
 
-    def __init__(self, engine: AsyncEngine, company: Company, *, most: int = _MOST_HELD) -> None:
-        self._lane = Lane(engine, company, "locks of questions", _take_turns, holds=True)
+    def __init__(self, engine: AsyncEngine, lines: Lines, *, most: int = _MOST_HELD) -> None:
+        self._line = Line(engine, holds=True)
+        self._lane = Lane(lines, "locks of questions", _take_turns, line=self._line)
         self._room = asyncio.Semaphore(most)
 
     @asynccontextmanager
@@ -54,8 +54,7 @@ class QuestionLocks:
             try:
                 yield
             finally:
-                # Whole, whoever is cancelled: a lock that is left behind would be held as long as this process lives.
-                await whole(self._release(key))
+                self._release(key)
 
     async def _try(self, key: int) -> bool:
         trying = asyncio.ensure_future(self._lane.do(_Turn(key, take=True)))
@@ -63,19 +62,18 @@ class QuestionLocks:
             return await whole(_result(trying))
         except asyncio.CancelledError:
             if trying.exception() is None and trying.result():
-                await whole(self._release(key))
+                self._release(key)
             raise
 
     async def close(self) -> None:
         """Let go of everything."""
         await self._lane.close()
+        await self._line.close()
 
-    async def _release(self, key: int) -> None:
-        try:
-            await self._lane.do(_Turn(key, take=False))
-        except UnavailableError:
-            # With the connection the lock is gone too.
-            return
+    def _release(self, key: int) -> None:
+        # Nobody waits for it: who takes it next here stands behind it. Where it fails, the connection is gone, and with
+        # it the lock.
+        self._lane.begin(_Turn(key, take=False)).add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 async def _take_turns(connection: Connection, turns: Sequence[_Turn]) -> list[bool]:

@@ -92,6 +92,14 @@ REQUESTS: Final = sa.Table(
     sa.Column("create_time", _TIME),
 )
 
+WAITING_TEXTS: Final = sa.Table(
+    "waiting_texts",
+    _metadata,
+    sa.Column("tenant", sa.Text, primary_key=True),
+    sa.Column("sha256", sa.Text, primary_key=True),
+    sa.Column("text", sa.Text),
+)
+
 USAGE: Final = sa.Table(
     "usage",
     _metadata,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
+import psycopg
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from services.common.db import Database
@@ -29,6 +31,12 @@ class Turns(Database):
     async def transaction(self, *, timeout_seconds: float | None = None) -> AsyncIterator[AsyncConnection]:
         """See Database; its time begins with the turn."""
         async with self._turns, super().transaction(timeout_seconds=timeout_seconds) as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def driver(self, *, autocommit: bool = False) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        """See Database; its time begins with the turn."""
+        async with self._turns, super().driver(autocommit=autocommit) as connection:
             yield connection
 
     @asynccontextmanager

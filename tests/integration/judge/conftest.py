@@ -43,6 +43,11 @@ def database(postgres_url: str) -> str:
 
 
 @pytest.fixture(scope="session")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("objects")
+
+
+@pytest.fixture(scope="session")
 def model_socket() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
         yield listening
@@ -56,9 +61,13 @@ async def server(model_socket: socket.socket) -> AsyncIterator[JudgeServer]:
 
 @dataclass
 class ServiceProcess:
-    """The service; can be killed and started again. `tenant`: of the test that uses it."""
+    """The service; can be killed and started again. `tenant`: of the test that uses it.
+
+    All that share a database share `objects`, as replicas do.
+    """
 
     database: str
+    objects: Path
     folder: Path
     judges: list[dict[str, Any]]
     key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
@@ -76,7 +85,7 @@ class ServiceProcess:
         environment = os.environ | {
             "ORCHARD_LISTEN": self.address,
             "ORCHARD_DATABASE_URL": self.database,
-            "ORCHARD_OBJECT_STORE_URL": f"file://{self.folder / 'objects'}",
+            "ORCHARD_OBJECT_STORE_URL": self.objects.as_uri(),
             "ORCHARD_PUBLIC_KEYS_FILE": str(public),
             "ORCHARD_JUDGES_FILE": str(judges),
         }
@@ -206,10 +215,10 @@ def image(data: bytes) -> tuple[str, dict[str, Any]]:
 
 
 @contextmanager
-def running(database: str, port: int, judges: list[dict[str, Any]] | None = None) -> Iterator[ServiceProcess]:
+def running(database: str, objects: Path, port: int) -> Iterator[ServiceProcess]:
     """A service for the time of the context."""
     with tempfile.TemporaryDirectory(prefix="oj-") as folder:
-        service = ServiceProcess(database, Path(folder), judges or judges_at(port))
+        service = ServiceProcess(database, objects, Path(folder), judges_at(port))
         service.start()
         try:
             yield service
@@ -220,16 +229,16 @@ def running(database: str, port: int, judges: list[dict[str, Any]] | None = None
 
 
 @pytest.fixture
-def process(database: str, server: JudgeServer) -> Iterator[ServiceProcess]:
+def process(database: str, objects: Path, server: JudgeServer) -> Iterator[ServiceProcess]:
     """A process of the test's own, to kill and to stop."""
-    with running(database, server.port) as service:
+    with running(database, objects, server.port) as service:
         yield service
 
 
 @pytest.fixture(scope="session")
-def shared(database: str, model_socket: socket.socket) -> Iterator[ServiceProcess]:
+def shared(database: str, objects: Path, model_socket: socket.socket) -> Iterator[ServiceProcess]:
     """The process of all other tests."""
-    with running(database, model_socket.getsockname()[1]) as service:
+    with running(database, objects, model_socket.getsockname()[1]) as service:
         yield service
 
 

@@ -32,10 +32,11 @@ from services.judge.service import Judging
 from services.judge.store.calls import CallStore, Owner
 from services.judge.store.claims import NOWHERE, ClaimStore
 from services.judge.store.endings import EndingStore
-from services.judge.store.lanes import Company
+from services.judge.store.lanes import Lines
 from services.judge.store.locks import QuestionLocks
 from services.judge.store.rubrics import RubricStore
 from services.judge.store.tables import SCHEMA
+from services.judge.store.texts import TextStore
 from services.judge.store.turns import Turns
 from services.judge.store.verdicts import BatchItem, VerdictStore
 from tests.integration.judge.conftest import STEPS, Calls, step
@@ -147,23 +148,23 @@ async def test_odd_words_of_a_judge_do_no_harm(calls: Calls, server: JudgeServer
 async def batches_of(database: str, folder: Path, judge: JudgeSettings) -> AsyncIterator[Batches]:
     """The use cases of a service with this judge, in this process."""
     engine = connect(database)
-    turns, company = Turns(engine, 4), Company()
-    locks, store, claims = QuestionLocks(engine, company), VerdictStore(turns), ClaimStore(engine, company)
-    calls, endings = CallStore(turns, engine, company), EndingStore(engine, company)
+    turns, lines = Turns(engine, 1), Lines(engine, 2)
+    locks, store, claims = QuestionLocks(engine, lines), VerdictStore(turns), ClaimStore(lines)
+    calls, endings = CallStore(turns, lines), EndingStore(lines)
 
     def clock() -> datetime:
         return datetime.now(UTC)
 
-    shelf, answers = RubricShelf(RubricStore(turns), clock), Answers(ObjectStore(folder.as_uri()))
+    shelf, answers = RubricShelf(RubricStore(turns), clock), Answers(ObjectStore(folder.as_uri()), TextStore(turns))
     stores = (store, claims, calls, endings)
     endpoint = make_endpoint(judge)
-    judging = Judging({judge.name: endpoint}, *stores, shelf, locks, answers, clock, company)
+    judging = Judging({judge.name: endpoint}, *stores, shelf, locks, answers, clock, lines)
     try:
         yield Batches(judging, store, clock)
     finally:
         await endpoint.close()
-        for lane in (claims, calls, endings, locks):
-            await lane.close()
+        for lanes in (claims, calls, endings, locks, lines):
+            await lanes.close()
         await engine.dispose()
 
 
@@ -201,14 +202,14 @@ async def test_items_of_before_have_no_words_and_fit(database: str) -> None:
         migrate(url, schema=SCHEMA, migrations=MIGRATIONS)
         rows = connection.execute("SELECT asked, again, verdict_id FROM judge.batch_items").fetchall()
         assert rows == [("", False, "vd-1")]
-        migrate(url, schema=SCHEMA, migrations=MIGRATIONS, revision="-1")
+        migrate(url, schema=SCHEMA, migrations=MIGRATIONS, revision="-2")
         rows = connection.execute("SELECT question_key, verdict_id FROM judge.batch_items").fetchall()
         assert rows == [("", "vd-1")]
 
 
 async def test_locks_are_bounded_and_none_is_left_behind(database: str) -> None:
     engine = connect(database)
-    locks = QuestionLocks(engine, Company(), most=2)
+    locks = QuestionLocks(engine, Lines(engine, 1), most=2)
     begun, go_on = asyncio.Semaphore(0), asyncio.Event()
 
     async def hold(name: str) -> None:
@@ -228,8 +229,8 @@ async def test_locks_are_bounded_and_none_is_left_behind(database: str) -> None:
 
     try:
         async with locks.held("first"):
-            assert locks._lane._connection is not None
-            pid = locks._lane._connection.info.backend_pid
+            assert locks._line.connection is not None
+            pid = locks._line.connection.info.backend_pid
         holding = [asyncio.create_task(hold(f"lock {number}")) for number in range(5)]
         for _ in range(2):
             await asyncio.wait_for(begun.acquire(), 60)
@@ -240,7 +241,9 @@ async def test_locks_are_bounded_and_none_is_left_behind(database: str) -> None:
         await asyncio.gather(*holding[1:4], return_exceptions=True)
         go_on.set()
         await asyncio.wait_for(asyncio.gather(holding[0], holding[4]), 60)
-        assert await held() == 0
+        async with asyncio.timeout(60):
+            while await held():
+                pass
     finally:
         await locks.close()
         await engine.dispose()
@@ -270,8 +273,8 @@ async def test_calls_that_end_together_are_each_counted_once(database: str) -> N
     """Many at once, some of them twice; those of a day and of a batch meet in the same rows."""
     engine = connect(database)
     turns = Turns(engine, 4)
-    store, company = VerdictStore(turns), Company()
-    claims, calls = ClaimStore(engine, company), CallStore(turns, engine, company)
+    store, lines = VerdictStore(turns), Lines(engine, 1)
+    claims, calls = ClaimStore(lines), CallStore(turns, lines)
     today = datetime.now(UTC).date()
     usage = Usage(calls=1, prompt_tokens=10, completion_tokens=1, cost_usd=0.5)
     await store.begin_batch("counted", "b", datetime.now(UTC))
@@ -293,6 +296,6 @@ async def test_calls_that_end_together_are_each_counted_once(database: str) -> N
         assert batch is not None
         assert (batch.usage.calls, batch.usage.cost_usd) == (300, 150.0)
     finally:
-        await claims.close()
-        await calls.close()
+        for lanes in (claims, calls, lines):
+            await lanes.close()
         await engine.dispose()

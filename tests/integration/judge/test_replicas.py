@@ -22,7 +22,7 @@ async def locking(database: str) -> int:
 
 async def test_two_replicas_judge_a_question_once(process: ServiceProcess, server: JudgeServer) -> None:
     server.behave("wait")
-    with running(process.database, server.port) as twin:
+    with running(process.database, process.objects, server.port) as twin:
         async with (
             grpc.aio.insecure_channel(process.address) as one,
             grpc.aio.insecure_channel(twin.address) as other,

@@ -27,6 +27,8 @@ RESULTS = (
     errors.FileExists,
     errors.FilePermissionDenied,
     errors.PatchFailed,
+    errors.PortRefused,
+    errors.StdinClosed,
     errors.UnsafeArchive,
 )
 INFRASTRUCTURE = (
@@ -46,6 +48,7 @@ INFRASTRUCTURE = (
     errors.RecordingIncomplete,
     errors.ExecExpired,
     errors.CommandInterrupted,
+    errors.PortInUse,
     errors.QuotaExceeded,
     errors.NoSpace,
     errors.Unavailable,

@@ -44,6 +44,7 @@ _NOT_THE_AGENT: Final = (
     errors.ExecNotFound,
     errors.ExecExpired,
     errors.CommandInterrupted,
+    errors.PortInUse,
     errors.TrajectoryNotFound,
     errors.TrajectorySealed,
     errors.Conflict,
@@ -51,8 +52,8 @@ _NOT_THE_AGENT: Final = (
     TimeoutError,
     ConnectionError,
 )
-# What a command or a file came to is the agent's, a command's own timeout too.
-_THE_AGENTS: Final = (errors.CommandFailed, errors.FilePermissionDenied)
+# What a command, a file or a server came to is the agent's, a command's own timeout too.
+_THE_AGENTS: Final = (errors.CommandFailed, errors.FilePermissionDenied, errors.PortRefused)
 
 
 def status_after(error: BaseException | None) -> tuple[TrajectoryStatus, str]:

@@ -70,6 +70,7 @@ class ServiceProcess:
     objects: Path
     folder: Path
     judges: list[dict[str, Any]]
+    connections: int
     key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
     process: subprocess.Popen[bytes] | None = None
     tenant: str = field(default_factory=lambda: f"t-{secrets.token_hex(4)}")
@@ -86,6 +87,7 @@ class ServiceProcess:
             "ORCHARD_LISTEN": self.address,
             "ORCHARD_DATABASE_URL": self.database,
             "ORCHARD_OBJECT_STORE_URL": self.objects.as_uri(),
+            "ORCHARD_DATABASE_CONNECTIONS": str(self.connections),
             "ORCHARD_PUBLIC_KEYS_FILE": str(public),
             "ORCHARD_JUDGES_FILE": str(judges),
         }
@@ -215,10 +217,10 @@ def image(data: bytes) -> tuple[str, dict[str, Any]]:
 
 
 @contextmanager
-def running(database: str, objects: Path, port: int) -> Iterator[ServiceProcess]:
+def running(database: str, objects: Path, port: int, connections: int = 12) -> Iterator[ServiceProcess]:
     """A service for the time of the context."""
     with tempfile.TemporaryDirectory(prefix="oj-") as folder:
-        service = ServiceProcess(database, objects, Path(folder), judges_at(port))
+        service = ServiceProcess(database, objects, Path(folder), judges_at(port), connections)
         service.start()
         try:
             yield service
@@ -230,8 +232,8 @@ def running(database: str, objects: Path, port: int) -> Iterator[ServiceProcess]
 
 @pytest.fixture
 def process(database: str, objects: Path, server: JudgeServer) -> Iterator[ServiceProcess]:
-    """A process of the test's own, to kill and to stop."""
-    with running(database, objects, server.port) as service:
+    """A process of the test's own, to kill and to stop; with as few connections as it can do with."""
+    with running(database, objects, server.port, 3) as service:
         yield service
 
 

@@ -59,6 +59,9 @@ GOALS: tuple[tuple[str, str, float, str], ...] = (
     ("trajectories.export_megabytes_per_second", "", 100, "at least"),
     ("trajectories.storage_share_of_raw", "", 0.333, "at most"),
     ("up.ready", "", 5000, "at most"),
+    ("judge.overhead_p50", "", 5, "at most"),
+    ("judge.cache_hit_p50", "", 3, "at most"),
+    ("judge.verdicts_per_second", "", 300, "at least"),
 )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 import orchard
+from orchard._client.attach import Attachment
 
 from tests.bench.measure import Figures, p50_p99
 
@@ -22,7 +23,7 @@ class _Typist:
     """One shell on its terminal, and who types into it."""
 
     def __init__(self, process: orchard.AsyncProcess) -> None:
-        self._attachment = process.attachment(0, lambda _connected: None)
+        self._attachment = Attachment(process.run)
         self._shown = b""
         self._changed = asyncio.Event()
         self.reading: Coroutine[Any, Any, orchard.ExecResult] = self._attachment.run(self._show)

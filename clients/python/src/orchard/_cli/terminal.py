@@ -15,11 +15,11 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from orchard._client.attach import Attachment
 from orchard._client.errors import OrchardError
 
 if TYPE_CHECKING:
     from orchard import AsyncProcess, ExecResult
-    from orchard._client.attach import Attachment
 
 _STDIN: Final = 0
 _STDOUT: Final = 1
@@ -97,7 +97,8 @@ class Session:
         self._process = process
         self._takes_input = stdin
         self._terminal = terminal
-        self._attachment: Attachment = process.attachment(offset, self._connection)
+        process.run.offset = offset
+        self._attachment = Attachment(process.run, self._connection)
         self._escape = Escape() if terminal else None
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = self._loop.create_future()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from types import TracebackType
 from typing import Self
 
-from orchard._client.attach import Attachment
 from orchard._client.convert import exec_info
 from orchard._client.errors import DeadlineExceeded, InvalidArgument
 from orchard._client.execs import Run, raise_unless_result
@@ -88,6 +87,11 @@ class AsyncProcess:
     def exec_id(self) -> str:
         """The command's id."""
         return self._run.exec_id
+
+    @property
+    def run(self) -> Run:
+        """The command and the calls about it; for this package."""
+        return self._run
 
     async def info(self) -> ExecInfo:
         """How it stands."""
@@ -169,11 +173,6 @@ class AsyncProcess:
         size = exec_pb2.WindowSize(rows=rows, columns=columns)
         request = exec_service_pb2.ResizePtyRequest(sandbox_id=run.sandbox_id, exec_id=run.exec_id, size=size)
         await run.transport.unary(lambda c: c.exec.ResizePty, request, sandbox_id=run.sandbox_id, context=run.context)
-
-    def attachment(self, offset: int, on_connection: Callable[[bool], None]) -> Attachment:
-        """What a terminal is attached to it with, its output from `offset` on; for this package."""
-        self._run.offset = offset
-        return Attachment(self._run, on_connection)
 
     async def signal(self, number: int | str | signals.Signals, *, leader_only: bool = False) -> None:
         """Send a signal, a number or a name like "TERM", to the whole process tree, or to the command's own process

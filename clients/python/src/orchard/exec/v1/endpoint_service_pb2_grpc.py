@@ -49,8 +49,8 @@ class EndpointServiceServicer:
     """
 
     def OpenEndpoint(self, request, context):
-        """OpenEndpoint makes an endpoint a port on 127.0.0.1 inside the sandbox, for as long as the stream lasts. Connections that are open
-        when it ends go on. Repeat it with the same request_id after UNAVAILABLE: the new call takes the port over. Errors:
+        """OpenEndpoint makes an endpoint a port on 127.0.0.1 inside the sandbox, for as long as the stream lasts. Its connections
+        end with it. Repeat it with the same request_id after UNAVAILABLE: the new call takes the port over. Errors:
         INVALID_ARGUMENT (port, request_id), NOT_FOUND (ENDPOINT_NOT_FOUND: the operator configured none of this name; no such sandbox),
         FAILED_PRECONDITION (PORT_IN_USE, PORT_NOT_PERMITTED, SANDBOX_LOST), RESOURCE_EXHAUSTED (TOO_MANY_ENDPOINTS: 32 at once a sandbox),
         ABORTED (ENDPOINT_TAKEN_OVER: by a repeat), UNAVAILABLE (retry).

@@ -36,8 +36,8 @@ class EndpointServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> EndpointServiceAsyncStub: ...
     OpenEndpoint: _grpc.UnaryStreamMultiCallable[_endpoint_service_pb2.OpenEndpointRequest, _endpoint_service_pb2.OpenEndpointResponse]
-    """OpenEndpoint makes an endpoint a port on 127.0.0.1 inside the sandbox, for as long as the stream lasts. Connections that are open
-    when it ends go on. Repeat it with the same request_id after UNAVAILABLE: the new call takes the port over. Errors:
+    """OpenEndpoint makes an endpoint a port on 127.0.0.1 inside the sandbox, for as long as the stream lasts. Its connections
+    end with it. Repeat it with the same request_id after UNAVAILABLE: the new call takes the port over. Errors:
     INVALID_ARGUMENT (port, request_id), NOT_FOUND (ENDPOINT_NOT_FOUND: the operator configured none of this name; no such sandbox),
     FAILED_PRECONDITION (PORT_IN_USE, PORT_NOT_PERMITTED, SANDBOX_LOST), RESOURCE_EXHAUSTED (TOO_MANY_ENDPOINTS: 32 at once a sandbox),
     ABORTED (ENDPOINT_TAKEN_OVER: by a repeat), UNAVAILABLE (retry).
@@ -51,8 +51,8 @@ class EndpointServiceAsyncStub(EndpointServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     OpenEndpoint: _aio.UnaryStreamMultiCallable[_endpoint_service_pb2.OpenEndpointRequest, _endpoint_service_pb2.OpenEndpointResponse]  # type: ignore[assignment]
-    """OpenEndpoint makes an endpoint a port on 127.0.0.1 inside the sandbox, for as long as the stream lasts. Connections that are open
-    when it ends go on. Repeat it with the same request_id after UNAVAILABLE: the new call takes the port over. Errors:
+    """OpenEndpoint makes an endpoint a port on 127.0.0.1 inside the sandbox, for as long as the stream lasts. Its connections
+    end with it. Repeat it with the same request_id after UNAVAILABLE: the new call takes the port over. Errors:
     INVALID_ARGUMENT (port, request_id), NOT_FOUND (ENDPOINT_NOT_FOUND: the operator configured none of this name; no such sandbox),
     FAILED_PRECONDITION (PORT_IN_USE, PORT_NOT_PERMITTED, SANDBOX_LOST), RESOURCE_EXHAUSTED (TOO_MANY_ENDPOINTS: 32 at once a sandbox),
     ABORTED (ENDPOINT_TAKEN_OVER: by a repeat), UNAVAILABLE (retry).
@@ -69,8 +69,8 @@ class EndpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _endpoint_service_pb2.OpenEndpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_endpoint_service_pb2.OpenEndpointResponse], _abc.AsyncIterator[_endpoint_service_pb2.OpenEndpointResponse]]:
-        """OpenEndpoint makes an endpoint a port on 127.0.0.1 inside the sandbox, for as long as the stream lasts. Connections that are open
-        when it ends go on. Repeat it with the same request_id after UNAVAILABLE: the new call takes the port over. Errors:
+        """OpenEndpoint makes an endpoint a port on 127.0.0.1 inside the sandbox, for as long as the stream lasts. Its connections
+        end with it. Repeat it with the same request_id after UNAVAILABLE: the new call takes the port over. Errors:
         INVALID_ARGUMENT (port, request_id), NOT_FOUND (ENDPOINT_NOT_FOUND: the operator configured none of this name; no such sandbox),
         FAILED_PRECONDITION (PORT_IN_USE, PORT_NOT_PERMITTED, SANDBOX_LOST), RESOURCE_EXHAUSTED (TOO_MANY_ENDPOINTS: 32 at once a sandbox),
         ABORTED (ENDPOINT_TAKEN_OVER: by a repeat), UNAVAILABLE (retry).

@@ -41,25 +41,25 @@ class LoopClients:
     """One asynchronous client for each event loop and endpoint, closed with its last user."""
 
     def __init__(self) -> None:
-        self._clients: dict[tuple[int, str], tuple[asyncio.AbstractEventLoop, AsyncSandboxClient, int]] = {}
+        self._clients: dict[tuple[asyncio.AbstractEventLoop, str], tuple[AsyncSandboxClient, int]] = {}
 
     def acquire(self, endpoint: str) -> AsyncSandboxClient:
         """The client of this event loop; every call is paired with a release()."""
-        loop = asyncio.get_running_loop()
-        key = (id(loop), endpoint)
-        known, client, users = self._clients.get(key, (None, None, 0))
-        if client is None or known is not loop:
-            # A loop that ended with users has left its entry, and another one may have its id now.
-            client, users = AsyncSandboxClient(endpoint or None), 0
-        self._clients[key] = (loop, client, users + 1)
+        for loop, name in list(self._clients):
+            if loop.is_closed():
+                # It ended with users; what they left is deleted at the end of the program.
+                self._clients.pop((loop, name), None)
+        key = (asyncio.get_running_loop(), endpoint)
+        client, users = self._clients.get(key) or (AsyncSandboxClient(endpoint or None), 0)
+        self._clients[key] = (client, users + 1)
         return client
 
     async def release(self, endpoint: str) -> None:
         """One user less; the last one closes the client, which deletes what was left of its sandboxes."""
-        key = (id(asyncio.get_running_loop()), endpoint)
-        loop, client, users = self._clients[key]
+        key = (asyncio.get_running_loop(), endpoint)
+        client, users = self._clients[key]
         if users > 1:
-            self._clients[key] = (loop, client, users - 1)
+            self._clients[key] = (client, users - 1)
             return
         del self._clients[key]
         await client.close()

@@ -98,9 +98,37 @@ def test_a_batch_goes_by_filter_goes_on_and_is_calibrated(
     labels.write_text("\n".join(map(json.dumps, lines)))
     assert cli.json("judge", "calibrate", str(labels))["accuracy"] == 0.0
     code, out, _err = cli("judge", "calibrate", str(labels))
-    assert b"accuracy 0.0%" in out
-    assert b"1 verdicts without a number" in out
+    (row,) = [line.split() for line in out.decode().splitlines() if line.split()[:1] == ["verdict"]]
+    assert ("0.0%" in row, row[-1]) == (True, "1")
     labels.write_text("one,perhaps\n")
     code, _out, err = cli("judge", "calibrate", str(labels))
     assert code == 2
     assert b"line 1" in err
+
+
+def test_criteria_are_calibrated_and_drift_between_batches_is_told(cli: Cli, dataset: str, tmp_path: Path) -> None:
+    names = [f"{dataset}-{number}" for number in range(2)]
+    rubric = ("--kind", "rubric", "--rubric", "orchard-software-engineering", "--json")
+    code, out, err = cli("judge", "batch", *names, "--batch", f"{dataset}-r", *rubric)
+    assert code == 0, err
+    scores = {line["item_id"]: line["verdict"]["scores"] for line in map(json.loads, out.splitlines())}
+    labels = tmp_path / "labels.csv"
+    rows = [f"{name},,{int(scores[name]['rigor'] >= 0.5)},{int(scores[name]['coverage'] < 0.5)}" for name in names]
+    labels.write_text("\n".join(["id,label,rigor,coverage", *rows, ""]))
+    plot = tmp_path / "plot.svg"
+    found = cli.json("judge", "calibrate", str(labels), "--batch", f"{dataset}-r", "--plot", str(plot))
+    assert [found["criteria"][name]["accuracy"] for name in ("rigor", "coverage")] == [1.0, 0.0]
+    assert plot.read_text().startswith("<svg")
+    # The same items under another judgement: votes make another question, and the prompt is the same.
+    code, _out, err = cli("judge", "batch", *names, "--batch", f"{dataset}-s", "--fresh", *rubric)
+    assert code == 0, err
+    drift = cli.json("judge", "drift", f"{dataset}-r", f"{dataset}-s", "--plot", str(plot))
+    assert drift["value"]["items"] == 2
+    assert drift["prompts"][0] == drift["prompts"][1]
+    assert set(drift["criteria"]) == set(scores[names[0]])
+    shown = cli("judge", "drift", f"{dataset}-r", f"{dataset}-s")[1].decode()
+    assert "OTHER ANSWER" in shown
+    assert "rigor" in shown
+    code, _out, err = cli("judge", "drift", f"{dataset}-r", "nobody")
+    assert code == 1
+    assert b"nobody" in err

@@ -1,16 +1,13 @@
-"""Judges: run, compare, batch, calibrate."""
+"""Judges: run, compare, batch."""
 
 from __future__ import annotations
 
 import asyncio
-import csv
-import json as json_module
 import secrets
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,9 +16,6 @@ from orchard._cli.trajectory_filters import TrajectoryId, complete_trajectory, w
 
 if TYPE_CHECKING:
     from orchard import AsyncSandboxClient, BatchProgress, Judgement, JudgeUsage, Verdict
-
-_YES: Final = frozenset({"1", "1.0", "true", "yes", "y"})
-_NO: Final = frozenset({"0", "0.0", "-1", "false", "no", "n"})
 
 judge = typer.Typer(help="Verdicts of language models on what agents did.", no_args_is_help=True)
 
@@ -152,52 +146,6 @@ def batch(  # noqa: PLR0917 (options of the command line)
         typer.echo(f"the budget is spent: go on with --batch {batch_id} and a larger one")
 
 
-@judge.command("calibrate")
-def calibrate(
-    labels: Annotated[
-        Path,
-        typer.Argument(
-            help="Labels of people: CSV lines ID,LABEL, or JSON lines with id and label. Labels are yes or no, 1 or 0.",
-            exists=True,
-            dir_okay=False,
-        ),
-    ],
-    batch_id: Annotated[
-        str | None,
-        typer.Option("--batch", help="Ids are items of this batch, such as trajectories. Default: verdicts."),
-    ] = None,
-    threshold: Annotated[
-        float, typer.Option("--threshold", min=0, max=1, help="A verdict of at least this says yes.")
-    ] = 0.5,
-    json: Json = False,
-) -> None:
-    """Compare verdicts with labels that people gave: accuracy, Cohen's kappa and the counts behind them."""
-    given = dict(_labels(labels))
-    with client() as api:
-        if batch_id is not None:
-            of_items = {item.item_id: item.verdict.verdict_id for item in api.judge.items(batch_id)}
-            missing = [item_id for item_id in given if item_id not in of_items]
-            if missing:
-                raise typer.BadParameter(f"batch {batch_id!r} has no verdict of {missing[0]!r}", param_hint="LABELS")
-            given = {of_items[item_id]: label for item_id, label in given.items()}
-        found = api.judge.calibrate(given, threshold=threshold)
-    if json:
-        print_json(found)
-        return
-    show(
-        table(
-            ("", "LABEL YES", "LABEL NO"),
-            [
-                ("judge yes", str(found.true_positive), str(found.false_positive)),
-                ("judge no", str(found.false_negative), str(found.true_negative)),
-            ],
-        )
-    )
-    accuracy = "undefined" if found.accuracy is None else f"{found.accuracy:.1%}"
-    kappa = "undefined: all are the same" if found.kappa is None else f"{found.kappa:.3f}"
-    typer.echo(f"accuracy {accuracy}, Cohen's kappa {kappa}; {found.unscored} verdicts without a number")
-
-
 def _given(
     judges: Sequence[str] | None, rubric: str, votes: int, instruction: str | None, fresh: bool
 ) -> dict[str, Any]:
@@ -305,35 +253,3 @@ def _cost(usage: JudgeUsage) -> str:
     tokens = usage.prompt_tokens + usage.completion_tokens
     failed = f", {usage.failed_calls:,} of them without an answer" if usage.failed_calls else ""
     return f"${usage.cost_usd:.4f} for {tokens:,} tokens in {usage.calls:,} calls{failed}"
-
-
-def _labels(path: Path) -> Iterator[tuple[str, bool]]:
-    """Ids and labels of a file.
-
-    Raises:
-        typer.BadParameter: a line is none; says which.
-    """
-    with path.open(newline="", encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip() or line.strip().lower() == "id,label":
-                continue
-            found = _label(line)
-            if found is None:
-                raise typer.BadParameter(
-                    f"line {number} of {path} is neither ID,LABEL nor a JSON object of both, with yes or no",
-                    param_hint="LABELS",
-                )
-            yield found
-
-
-def _label(line: str) -> tuple[str, bool] | None:
-    try:
-        if line.lstrip().startswith("{"):
-            given = json_module.loads(line)
-            name, label = str(given["id"]), str(given["label"])
-        else:
-            name, label = next(csv.reader([line]))
-    except (ValueError, KeyError, TypeError):
-        return None
-    word = label.strip().lower()
-    return (name.strip(), word in _YES) if word in _YES | _NO else None

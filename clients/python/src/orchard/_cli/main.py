@@ -21,6 +21,7 @@ from orchard._cli import (
     execution,
     groups,
     judge,
+    judge_quality,
     plugins,
     ports,
     tenants,
@@ -107,6 +108,8 @@ trajectory_files.trajectories.command("process-reward")(trajectory_rewards.proce
 trajectory_files.trajectories.command("credit")(trajectory_rewards.credit)
 app.add_typer(trajectory_files.trajectories, name="trajectories")
 app.add_typer(groups.groups, name="groups")
+judge.judge.command("calibrate")(judge_quality.calibrate)
+judge.judge.command("drift")(judge_quality.drift)
 app.add_typer(judge.judge, name="judge")
 app.command()(admin.version)
 

@@ -36,8 +36,8 @@ def calibrate(
     labels: Annotated[
         Path,
         typer.Argument(
-            help="Labels of people, yes or no, 1 or 0: CSV lines ID,LABEL, with a first line id,label,CRITERION,... also "
-            'of criteria; or JSON lines {"id": ..., "label": ..., "CRITERION": ...}.',
+            help="Labels of people, yes or no, 1 or 0: CSV lines ID,LABEL, with a first line id,label,CRITERION,... "
+            'also of criteria; or JSON lines {"id": ..., "label": ..., "CRITERION": ...}.',
             exists=True,
             dir_okay=False,
         ),
@@ -228,8 +228,8 @@ def _labels(path: Path) -> dict[str, dict[str, bool]]:
             label = _label(line, header)
             if label is None:
                 raise typer.BadParameter(
-                    f"line {number} of {path} is neither {','.join(header).upper()} nor a JSON object of them, with yes or "
-                    "no",
+                    f"line {number} of {path} is neither {','.join(header).upper()} nor a JSON object of them, "
+                    "with yes or no",
                     param_hint="LABELS",
                 )
             found[label[0]] = label[1]

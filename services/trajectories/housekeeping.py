@@ -73,7 +73,8 @@ class Housekeeper:
             if packing is None:
                 return False
             # The objects are durable before the rows go; one that a crash leaves without its row is written again.
-            await packing.packed(await (self._pack_large(packing) if packing.is_large else self._pack_all(packing)))
+            packed = await (self._pack_large(packing) if packing.is_large else self._pack_all(packing))
+            await packing.packed(packed, self._clock())
         return True
 
     async def _pack_all(self, packing: Packing) -> dict[int, Packed]:

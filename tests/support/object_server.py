@@ -28,7 +28,9 @@ FAILURES: dict[str, tuple[int, bytes]] = {
 
 
 class ObjectServer(ThreadingHTTPServer):
-    """Objects by path; `failure` names what every call meets."""
+    """Objects by path; `failure` names what every call meets, and paths with a part in `refused` cannot be put. While
+    `open` is clear no put is answered, for a minute at most.
+    """
 
     daemon_threads = True
 
@@ -36,6 +38,9 @@ class ObjectServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.objects: dict[str, bytes] = {}
         self.failure = ""
+        self.refused: set[str] = set()
+        self.open = threading.Event()
+        self.open.set()
         self.puts = 0
 
     @property
@@ -81,7 +86,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.server.puts += 1
-        if not self._fails():
+        self.server.open.wait(60)
+        if any(part in self.path for part in self.server.refused):
+            self._answer(403)
+        elif not self._fails():
             self.server.objects[self.path] = data
             self._answer(200)
 

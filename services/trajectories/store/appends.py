@@ -140,7 +140,7 @@ _NAMED: Final = f"""
     ON t.tenant = wanted.tenant AND t.trajectory_id = wanted.id
 """  # noqa: S608 (names of our own, here and below)
 # In the order of their keys, so that two batches never wait for each other in a ring. One that is sealed is not locked:
-# whoever packs it holds it for as long as the object store takes.
+# nothing is added to it, and whoever packs or deletes it may hold it for a while.
 _LOCK: Final = f"{_NAMED} WHERE t.status = {Status.OPEN.value} ORDER BY t.key FOR UPDATE OF t"
 _SEALED: Final = f"{_NAMED} WHERE t.status <> {Status.OPEN.value}"
 # What is open, its writer's own, and ends where the steps begin, gets them; of anything else nothing is told. The rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -172,9 +172,9 @@ class TrajectoryStore:
             found = await trajectories_of(connection, await fetch(connection, query, [*values, after, count]))
             return found, await newest_step_values(connection, [trajectory.key for trajectory in found])
 
-    def packing(self, most_bytes: int) -> AbstractAsyncContextManager[Packing | None]:
+    def packing(self, most_bytes: int, later: Collection[int] = ()) -> AbstractAsyncContextManager[Packing | None]:
         """Sealed trajectories whose steps are rows; see packing.py."""
-        return packing(self._database, most_bytes)
+        return packing(self._database, most_bytes, later)
 
     async def delete(
         self, tenant: str, wanted: Filter, *, include_open: bool, limit: int, dry_run: bool, now: datetime

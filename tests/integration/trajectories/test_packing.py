@@ -15,8 +15,9 @@ from services.common.db import Database, connect
 from services.common.errors import UnavailableError
 from services.common.objects import ObjectStore
 from services.trajectories.housekeeping import Housekeeper
-from services.trajectories.model import Description, NewStep, Status, Totals
+from services.trajectories.model import Annotation, Description, Filter, NewStep, Status, Totals
 from services.trajectories.packing import frame, unpacked
+from services.trajectories.store.annotations import AnnotationStore
 from services.trajectories.store.appends import Append, AppendStore
 from services.trajectories.store.blobs import BlobIndex
 from services.trajectories.store.trajectories import TrajectoryStore
@@ -115,3 +116,56 @@ async def test_of_a_batch_that_the_object_store_refuses_nothing_is_lost(db: Data
         assert (found.object_name, await store.steps(found.key, -1, 1)) == ("", [(0, b"step")])
     server.failure = ""
     assert await keeper.pack_some()
+
+
+async def test_who_annotates_deletes_or_appends_never_waits_for_the_object_store(
+    db: Database, server: ObjectServer, tmp_path: Path
+) -> None:
+    """While the objects of 32 trajectories are put; the pool has five connections."""
+    store, annotations, blobs = TrajectoryStore(db), AnnotationStore(db), BlobIndex(db)
+    keeper = Housekeeper(store, blobs, ObjectStore(f"s3://{BUCKET}"), lambda: NOW, blob_grace_seconds=0)
+    other = Housekeeper(store, blobs, ObjectStore(f"file://{tmp_path}"), lambda: NOW, blob_grace_seconds=0)
+    while await keeper.pack_some():
+        pass
+    names = [f"held-{number}" for number in range(32)]
+    for name in names:
+        await sealed(db, name)
+    await store.create("t", Description(trajectory_id="goes-on"), "", "hash", NOW)
+    server.open.clear()
+    before = server.puts
+    packing = asyncio.create_task(keeper.pack_some())
+    try:
+        async with asyncio.timeout(60):
+            while server.puts == before:
+                assert not packing.done()
+                await asyncio.sleep(0.01)  # its first put
+        annotation = Annotation("a", labels={"seen": "yes"})
+        answers = await asyncio.gather(*(annotations.add("t", name, annotation, "content", NOW) for name in names))
+        assert {outcome for outcome, _found in answers} == {"added"}
+        assert await AppendStore(db).append(
+            [Append("t", "goes-on", "w", False, (NewStep(0, b"step", Totals(steps=1)),))]
+        ) == [1]
+        gone = await store.get("t", "held-0")
+        assert gone is not None
+        one = Filter(texts={"trajectory_id": ("held-0",)})
+        deleted = await store.delete("t", one, include_open=False, limit=1, dry_run=False, now=NOW)
+        assert deleted.deleted == 1
+        # Another packer has what the first one has not, and no more.
+        await sealed(db, "thirty-third")
+        assert await other.pack_some()
+        assert not await other.pack_some()
+        assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
+        assert not packing.done()
+    finally:
+        server.open.set()
+    assert await packing
+    for name in names[1:]:
+        found = await store.get("t", name)
+        assert found is not None
+        assert found.description.labels == {"seen": "yes"}
+        assert f"/{BUCKET}/{found.object_name}" in server.objects
+        assert await store.steps(found.key, -1, 1) == []
+    # What was deleted meanwhile leaves no object.
+    assert any(f"/{gone.key}-" in path for path in server.objects)
+    await keeper.sweep_once()
+    assert not any(f"/{gone.key}-" in path for path in server.objects)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -24,6 +24,8 @@ _SWEEP_SECONDS: Final = 60.0
 _READ_BYTES: Final = 4 << 20
 _BATCH_BYTES: Final = 16 << 20
 _SWEPT_AT_ONCE: Final = 500
+_FAILED_LATELY: Final = timedelta(minutes=1)
+_FAILED_MOST: Final = 1000
 
 
 class Housekeeper:
@@ -44,6 +46,7 @@ class Housekeeper:
         self._clock = clock
         self._grace = timedelta(seconds=blob_grace_seconds)
         self._sealed = asyncio.Event()
+        self._failed: dict[int, datetime] = {}  # what could not be put, the newest last
 
     def wake(self) -> None:
         """A trajectory was sealed."""
@@ -68,29 +71,37 @@ class Housekeeper:
                 continue
 
     async def pack_some(self) -> bool:
-        """Pack some sealed trajectories; False if there is none."""
-        async with self._store.packing(_BATCH_BYTES) as packing:
+        """Pack some sealed trajectories; False if there is none.
+
+        Raises:
+            UnavailableError: not all of them could be packed; those that could are.
+        """
+        async with self._store.packing(_BATCH_BYTES, self._failed_lately()) as packing:
             if packing is None:
                 return False
+            packed, failure = await (self._pack_large(packing) if packing.is_large else self._pack_all(packing))
             # The objects are durable before the rows go; one that a crash leaves without its row is written again.
-            packed = await (self._pack_large(packing) if packing.is_large else self._pack_all(packing))
-            await packing.packed(packed, self._clock())
+            if packed:
+                await packing.packed(packed, self._clock())
+        self._note(packing.tenants, packed)
+        if failure is not None:
+            raise failure
         return True
 
-    async def _pack_all(self, packing: Packing) -> dict[int, Packed]:
+    async def _pack_all(self, packing: Packing) -> tuple[dict[int, Packed], BaseException | None]:
         # Compressing holds the processor: in a thread, so that appends go on.
         packed = await asyncio.to_thread(_pack, await packing.steps())
+        names = {key: object_name(packing.tenants[key], key, content) for key, (_body, content) in packed.items()}
+        puts = [self._objects.put(names[key], body) for key, (body, _hash) in packed.items()]
+        failures = dict(zip(packed, await asyncio.gather(*puts, return_exceptions=True), strict=True))
         done = {
-            key: Packed(object_name(packing.tenants[key], key, content_hash), content_hash)
+            key: Packed(names[key], content_hash)
             for key, (_body, content_hash) in packed.items()
+            if failures[key] is None
         }
-        puts = [self._objects.put(done[key].object_name, body) for key, (body, _hash) in packed.items()]
-        for failure in await asyncio.gather(*puts, return_exceptions=True):
-            if failure is not None:
-                raise failure
-        return done
+        return done, next((failure for failure in failures.values() if failure is not None), None)
 
-    async def _pack_large(self, packing: Packing) -> dict[int, Packed]:
+    async def _pack_large(self, packing: Packing) -> tuple[dict[int, Packed], BaseException | None]:
         ((key, tenant),) = packing.tenants.items()
         packer, after = Packer(), -1
         while steps := await packing.part(key, after, _READ_BYTES):
@@ -99,8 +110,25 @@ class Housekeeper:
         file, content_hash = packer.finish()
         with file:
             name = object_name(tenant, key, content_hash)
-            await self._objects.put(name, file)
-        return {key: Packed(name, content_hash)}
+            try:
+                await self._objects.put(name, file)
+            except UnavailableError as error:
+                return {}, error
+        return {key: Packed(name, content_hash)}, None
+
+    def _failed_lately(self) -> Collection[int]:
+        """Those that others go before: one that cannot be put is not to stop all that were sealed after it."""
+        since = self._clock() - _FAILED_LATELY
+        self._failed = {key: time for key, time in self._failed.items() if time > since}
+        return self._failed
+
+    def _note(self, keys: Collection[int], packed: Collection[int]) -> None:
+        for key in keys:
+            self._failed.pop(key, None)
+            if key not in packed:
+                self._failed[key] = self._clock()
+        for key in list(self._failed)[:-_FAILED_MOST]:
+            del self._failed[key]
 
     async def run_sweeping(self) -> None:
         """Remove bodies that nothing refers to, and objects of deleted trajectories, for ever."""

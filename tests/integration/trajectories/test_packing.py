@@ -41,12 +41,12 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ObjectServer]
         yield server
 
 
-async def sealed(db: Database, name: str) -> None:
+async def sealed(db: Database, name: str, tenant: str = "t", *, age_days: int = 1, body: bytes = b"step") -> None:
     store = TrajectoryStore(db)
-    await store.create("t", Description(trajectory_id=name), "", "hash", NOW)
-    await AppendStore(db).append([Append("t", name, "w", False, (NewStep(0, b"step", Totals(steps=1)),))])
+    await store.create(tenant, Description(trajectory_id=name), "", "hash", NOW)
+    await AppendStore(db).append([Append(tenant, name, "w", False, (NewStep(0, body, Totals(steps=1)),))])
     # Before all others, whatever tests before have left.
-    await store.seal("t", name, Status.COMPLETED, "", 1, NOW - timedelta(days=1))
+    await store.seal(tenant, name, Status.COMPLETED, "", 1, NOW - timedelta(days=age_days))
 
 
 async def test_what_cannot_be_packed_now_is_packed_later(db: Database, server: ObjectServer) -> None:
@@ -169,3 +169,67 @@ async def test_who_annotates_deletes_or_appends_never_waits_for_the_object_store
     assert any(f"/{gone.key}-" in path for path in server.objects)
     await keeper.sweep_once()
     assert not any(f"/{gone.key}-" in path for path in server.objects)
+
+
+async def object_of(store: TrajectoryStore, name: str) -> str:
+    found = await store.get("t", name)
+    assert found is not None
+    assert bool(await store.steps(found.key, -1, 1)) == (not found.object_name)
+    return found.object_name
+
+
+@pytest.mark.parametrize("count", [3, 32], ids=["some of a group", "a whole group"])
+async def test_what_cannot_be_put_stops_no_others(db: Database, server: ObjectServer, count: int) -> None:
+    """Those of one tenant are the oldest, and cannot be put."""
+    store = TrajectoryStore(db)
+    now = NOW
+    keeper = Housekeeper(store, BlobIndex(db), ObjectStore(f"s3://{BUCKET}"), lambda: now, blob_grace_seconds=0)
+    while await keeper.pack_some():
+        pass
+    refused = [f"refused-{count}-{number}" for number in range(count)]
+    for name in refused:
+        await sealed(db, name, "refused", age_days=2)
+    taken = [f"taken-{count}-{number}" for number in range(4)]
+    for name in taken[:2]:
+        await sealed(db, name)
+    server.refused = {"/refused/"}
+    with pytest.raises(UnavailableError):
+        await keeper.pack_some()
+    if count == 32:
+        assert await keeper.pack_some()  # the younger ones go first now
+    assert all([await object_of(store, name) for name in taken[:2]])
+    with pytest.raises(UnavailableError):
+        await keeper.pack_some()  # there are no others: they are tried again
+    for name in taken[2:]:
+        await sealed(db, name)
+    assert await keeper.pack_some()
+    assert all([await object_of(store, name) for name in taken])
+    # After a while they have their turn again, by their age.
+    await sealed(db, f"last-{count}")
+    now += timedelta(minutes=2)
+    with pytest.raises(UnavailableError):
+        await keeper.pack_some()
+    server.refused = set()
+    while await keeper.pack_some():
+        pass
+    waiting = [await store.get("refused", name) for name in refused]
+    assert all(one is not None and one.object_name for one in waiting)
+
+
+async def test_a_large_one_that_cannot_be_put_stops_no_others(db: Database, server: ObjectServer) -> None:
+    store = TrajectoryStore(db)
+    keeper = Housekeeper(store, BlobIndex(db), ObjectStore(f"s3://{BUCKET}"), lambda: NOW, blob_grace_seconds=0)
+    while await keeper.pack_some():
+        pass
+    await sealed(db, "too-large", "refused", age_days=2, body=bytes(17 << 20))
+    await sealed(db, "small")
+    server.refused = {"/refused/"}
+    with pytest.raises(UnavailableError):
+        await keeper.pack_some()
+    assert await keeper.pack_some()
+    assert await object_of(store, "small")
+    server.refused = set()
+    assert await keeper.pack_some()
+    large = await store.get("refused", "too-large")
+    assert large is not None
+    assert large.object_name

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from services.common import logs
 from services.common.errors import (
     STATUS_DETAILS_KEY,
     DeadlineExceededError,
     InternalError,
+    InvalidArgumentError,
     OrchardError,
     UnavailableError,
 )
@@ -172,7 +174,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _wrap(self, method: str, handler: Handler) -> Handler:
         codecs = {
-            "request_deserializer": handler.request_deserializer,
+            "request_deserializer": _reader(handler.request_deserializer, streamed=handler.request_streaming),
             "response_serializer": handler.response_serializer,
         }
         if handler.response_streaming:
@@ -208,6 +210,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             upload = None
             try:
                 await self._authenticate(call, metadata)
+                _raise_if_unreadable(request)
                 async with asyncio.timeout(self._idle_seconds if streamed else _limit(context)) as limit:
                     if streamed:
                         request = upload = Upload(request, limit, self._idle_seconds, self.in_flight)
@@ -241,6 +244,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             responses = dialogue = None
             try:
                 await self._authenticate(call, metadata)
+                _raise_if_unreadable(request)
                 if streamed:
                     request = dialogue = Dialogue(request, self._idle_seconds)
                 responses = inner(request, context)
@@ -319,6 +323,32 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if call.span is not None:
             call.span.set_attribute("rpc.grpc.status", name)
             call.span.end()
+
+
+def _reader(read: Callable[[bytes], Any] | None, *, streamed: bool) -> Callable[[bytes], Any] | None:
+    """Reads requests; what is none is the caller's fault, which gRPC would call an unknown error of ours.
+
+    The single request of a call is read before there is anything of the call to answer with: its error is given in its
+    place.
+    """
+    if read is None:
+        return None
+
+    def request_of(data: bytes) -> Any:
+        try:
+            return read(data)
+        except DecodeError:
+            error = InvalidArgumentError.of("request", "cannot be read; it is no message of this call")
+            if streamed:
+                raise error from None
+            return error
+
+    return request_of
+
+
+def _raise_if_unreadable(request: Any) -> None:
+    if isinstance(request, OrchardError):
+        raise request
 
 
 def _limit(context: Context) -> float | None:

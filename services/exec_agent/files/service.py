@@ -20,7 +20,7 @@ from services.exec_agent.files.patching import apply_patch
 from services.exec_agent.files.paths import absolute
 from services.exec_agent.files.reading import FileHead, read_file
 from services.exec_agent.files.removing import remove
-from services.exec_agent.files.uploads import Uploads
+from services.exec_agent.files.uploads import Uploads, UploadStream
 from services.exec_agent.files.workers import Workers
 from services.exec_agent.files.writing import FileWriter, WriteOptions, make_one_directory
 from services.exec_agent.users import resolve_user
@@ -75,8 +75,7 @@ class FileService:
         make = partial(FileWriter, place, options, self._owner())
         if not upload_id:
             return await self._workers.pour(pieces, make())
-        stream = await self._workers.run(self._uploads.stream, upload_id, offset, (place, options), make)
-        return await self._workers.pour(pieces, stream)
+        return await self._workers.pour(pieces, UploadStream(self._uploads, upload_id, offset, (place, options), make))
 
     async def received(self, upload_id: str) -> int:
         """How much of an upload is there."""

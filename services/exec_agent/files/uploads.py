@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 from services.common.errors import AlreadyExistsError, InvalidArgumentError, UnavailableError
@@ -21,7 +21,8 @@ _PATIENCE_SECONDS: Final = 60.0  # for the batch that the stream before is writi
 class _Upload:
     """One file on its way. Streams may follow each other; only the last one writes."""
 
-    def __init__(self, spec: Hashable, writer: FileWriter) -> None:
+    def __init__(self, upload_id: str, spec: Hashable, writer: FileWriter) -> None:
+        self.id = upload_id
         self.spec = spec
         self.writer = writer
         self.stream: UploadStream | None = None
@@ -39,9 +40,16 @@ class _Upload:
 class Uploads:
     """The uploads of a sandbox by the ids that their clients chose. Calls come from worker threads."""
 
-    def __init__(self, *, kept_seconds: float = _KEPT_SECONDS, most_broken: int = _MOST_BROKEN) -> None:
+    def __init__(
+        self,
+        *,
+        kept_seconds: float = _KEPT_SECONDS,
+        most_broken: int = _MOST_BROKEN,
+        patience_seconds: float = _PATIENCE_SECONDS,
+    ) -> None:
         self._kept_seconds = kept_seconds
         self._most_broken = most_broken
+        self._patience_seconds = patience_seconds
         self._changed = threading.Condition()
         self._uploads: OrderedDict[str, _Upload] = OrderedDict()
 
@@ -51,46 +59,43 @@ class Uploads:
             upload = self._uploads.get(upload_id)
             return upload.received if upload is not None else 0
 
-    def stream(self, upload_id: str, offset: int, spec: Hashable, make: Callable[[], FileWriter]) -> UploadStream:
-        """A stream that begins an upload, or takes it over from the stream before.
-
-        Args:
-            upload_id: the client's.
-            offset: of the stream's first byte in the file.
-            spec: where and how it is written; the same each time.
-            make: makes the writer of a new one.
+    def take(self, stream: UploadStream) -> _Upload:
+        """Begin a stream's upload, or take it over from the stream before.
 
         Raises:
             InvalidArgumentError: bytes before the offset are missing (UPLOAD_INCOMPLETE, with metadata received).
             AlreadyExistsError: the id is that of something else (UPLOAD_ID_REUSED).
-            UnavailableError: the stream before is stuck in a write.
+            UnavailableError: the stream before is stuck in a write (UPLOAD_BUSY).
         """
         with self._changed:
-            while (upload := self._uploads.get(upload_id)) is not None and upload.busy:
-                if not self._changed.wait(_PATIENCE_SECONDS):
-                    raise UnavailableError("the stream before is stuck in a write", reason="UPLOAD_BUSY")
-            upload = upload or _Upload(spec, make())
-            if upload.spec != spec:
+            if not self._changed.wait_for(lambda: not self._is_busy(stream.id), self._patience_seconds):
+                raise UnavailableError("the stream before is stuck in a write", reason="UPLOAD_BUSY")
+            upload = self._uploads.get(stream.id) or _Upload(stream.id, stream.spec, stream.make())
+            if upload.spec != stream.spec:
                 raise AlreadyExistsError(
-                    f"upload {upload_id!r} writes something else; take a new id", reason="UPLOAD_ID_REUSED"
+                    f"upload {stream.id!r} writes something else; take a new id", reason="UPLOAD_ID_REUSED"
                 )
-            if offset > upload.received:
+            if stream.offset > upload.received:
                 raise InvalidArgumentError.of(
                     "start.offset",
-                    f"is {offset}, but only {upload.received} bytes are there; go on from there",
+                    f"is {stream.offset}, but only {upload.received} bytes are there; go on from there",
                     reason="UPLOAD_INCOMPLETE",
                     received=str(upload.received),
                 )
-            upload.stream = UploadStream(self, upload_id, upload, skip=upload.received - offset)
-            self._uploads[upload_id] = upload
-            return upload.stream
+            upload.stream = stream
+            self._uploads[stream.id] = upload
+            return upload
+
+    def _is_busy(self, upload_id: str) -> bool:
+        upload = self._uploads.get(upload_id)
+        return upload is not None and upload.busy
 
     @contextmanager
     def step(self, upload: _Upload, stream: UploadStream) -> Iterator[None]:
-        """Around what a stream does to its file.
+        """Around what a stream does to its file. Where that fails the upload is over: half a batch may be in the file.
 
         Raises:
-            UnavailableError: another stream has taken the upload over.
+            UnavailableError: another stream has taken the upload over (UPLOAD_TAKEN_OVER).
         """
         with self._changed:
             if upload.stream is not stream:
@@ -98,32 +103,34 @@ class Uploads:
             upload.busy = True
         try:
             yield
+        except BaseException:
+            upload.writer.abort()
+            with self._changed:
+                self._uploads.pop(upload.id, None)
+                upload.stream = None
+            raise
         finally:
             with self._changed:
                 upload.busy = False
                 self._changed.notify_all()
 
-    def complete(self, upload_id: str, upload: _Upload, size: int) -> None:
+    def complete(self, upload: _Upload, size: int) -> None:
         """An upload is whole; its size is kept for repeats."""
         with self._changed:
             upload.result = size
-            self._uploads.move_to_end(upload_id)
+            self._uploads.move_to_end(upload.id)
             ended = [name for name, one in self._uploads.items() if one.result is not None]
             for name in ended[:-_MOST_ENDED]:
                 del self._uploads[name]
 
-    def leave(self, upload_id: str, upload: _Upload, stream: UploadStream, *, failed: bool) -> None:
-        """A stream ended early. What came of it waits for the next one, unless it was the file that failed."""
+    def leave(self, upload: _Upload, stream: UploadStream) -> None:
+        """A stream ended early: what came of it waits for the next one."""
         with self._changed:
             if upload.stream is not stream or upload.result is not None:
                 return
             upload.stream = None
             upload.kept_until = time.monotonic() + self._kept_seconds
-            self._uploads.move_to_end(upload_id)
-            if failed:
-                del self._uploads[upload_id]
-        if failed:
-            upload.writer.abort()
+            self._uploads.move_to_end(upload.id)
         self.expire()
 
     @property
@@ -144,25 +151,44 @@ class Uploads:
 
 
 def _waits(upload: _Upload) -> bool:
-    return upload.result is None and upload.stream is None
+    return upload.result is None and upload.stream is None and not upload.busy
 
 
 class UploadStream:
-    """One stream of an upload; see `workers.Sink`."""
+    """One stream of an upload; see `workers.Sink`.
 
-    def __init__(self, uploads: Uploads, upload_id: str, upload: _Upload, *, skip: int) -> None:
+    Args:
+        uploads: those of the sandbox.
+        upload_id: the client's.
+        offset: of the stream's first byte in the file.
+        spec: where and how it is written; the same each time.
+        make: makes the writer of a new upload.
+    """
+
+    def __init__(
+        self, uploads: Uploads, upload_id: str, offset: int, spec: Hashable, make: Callable[[], FileWriter]
+    ) -> None:
+        self.id = upload_id
+        self.offset = offset
+        self.spec = spec
+        self.make = make
         self._uploads = uploads
-        self._id = upload_id
-        self._upload = upload
-        self._skip = skip
-        self._failed = False
+        self._taken: _Upload | None = None
+        self._skip = 0
+
+    @property
+    def _upload(self) -> _Upload:
+        assert self._taken is not None  # noqa: S101 (open comes first)
+        return self._taken
 
     def open(self) -> None:
-        """Find the place, the first time."""
+        """Take the upload, and the first time find its place."""
+        self._taken = upload = self._uploads.take(self)
+        self._skip = upload.received - self.offset
         with self._step():
-            if not self._upload.opened:
-                self._upload.writer.open()
-                self._upload.opened = True
+            if not upload.opened:
+                upload.writer.open()
+                upload.opened = True
 
     def write(self, pieces: Sequence[bytes]) -> None:
         """Append what is not there yet."""
@@ -183,18 +209,13 @@ class UploadStream:
         """Let the file appear, the first time; returns its size."""
         with self._step():
             if self._upload.result is None:
-                self._uploads.complete(self._id, self._upload, self._upload.writer.finish())
+                self._uploads.complete(self._upload, self._upload.writer.finish())
             return self._upload.received
 
     def abort(self) -> None:
         """See Uploads.leave."""
-        self._uploads.leave(self._id, self._upload, self, failed=self._failed)
+        if self._taken is not None:
+            self._uploads.leave(self._taken, self)
 
-    @contextmanager
-    def _step(self) -> Iterator[None]:
-        with self._uploads.step(self._upload, self):
-            try:
-                yield
-            except BaseException:
-                self._failed = True
-                raise
+    def _step(self) -> AbstractContextManager[None]:
+        return self._uploads.step(self._upload, self)

@@ -261,3 +261,23 @@ async def test_an_upload_goes_on_where_a_connection_broke(
     assert proxy.sent < 2 * len(content), "it began again each time"
     assert sandbox.read_file(name) == content
     sandbox.remove(name)
+
+
+@pytest.mark.parametrize("way", ["exec", "exec_stream"])
+async def test_a_command_that_was_quiet_for_longer_than_outages_are_waited_for(
+    proxy: Proxy, platform: PlatformProcess, sandbox: Sandbox, way: str
+) -> None:
+    """Its connection breaks after a silence that is longer than the client's patience; the outage itself is short."""
+    async with AsyncSandboxClient(proxy.endpoint, api_key=platform.api_key, retry_timeout=6) as client:
+        box = client.attach(sandbox.sandbox_id)
+        quiet = "sleep 10; echo at last"
+
+        async def run() -> str:
+            if way == "exec":
+                return (await box.exec(quiet, concurrent=True)).stdout
+            return "".join([chunk.text async for chunk in box.exec_stream(quiet, concurrent=True)])
+
+        running = asyncio.ensure_future(run())
+        await asyncio.sleep(8)
+        proxy.cut()
+        assert await running == "at last\n"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -138,6 +140,21 @@ async def test_a_connection_that_was_not_opened_is_tried_again(connect: Connect)
         assert await asyncio.wait_for(reader.read(), BACKSTOP) == b"once"
         states = [(await asyncio.wait_for(events.get(), BACKSTOP)).state for _ in range(2)]
         assert states == [ForwardState.OPENED, ForwardState.ENDED]
+
+
+async def test_a_program_whose_machine_is_gone_has_broken_its_connection() -> None:
+    """Its socket says ETIMEDOUT, which Python takes for the same as a wait that was too long."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        _, writer = await asyncio.open_connection(sock=ours)
+        reader = asyncio.StreamReader()
+        reader.set_exception(TimeoutError(errno.ETIMEDOUT, "Connection timed out"))
+        async with running(Platform()) as client:
+            broken = connection.ForwardedConnection(client._session.transport, "box", reader, writer)
+            start = port_service_pb2.ForwardPortStart(port=80)
+            carried = broken.run(start, wait_seconds=0.0, opened=lambda: None, moved=lambda: None)
+            with pytest.raises(connection.LocalBreak, match="timed out"):
+                await asyncio.wait_for(carried, BACKSTOP)
 
 
 async def test_connections_have_a_bound(monkeypatch: pytest.MonkeyPatch, connect: Connect) -> None:

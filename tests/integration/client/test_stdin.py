@@ -129,3 +129,14 @@ async def test_writes_that_are_asked_for_together_keep_their_order(asandbox: Asy
     await asyncio.gather(*(process.write(f"{number}\n") for number in range(50)))
     await process.close_stdin()
     assert (await process.wait()).stdout == "".join(f"{number}\n" for number in range(50))
+
+
+async def test_what_is_written_after_a_write_that_was_cancelled_arrives(asandbox: AsyncSandbox) -> None:
+    """Nobody knows how much of the first was taken; the second is not taken for a repeat of it."""
+    process = await asandbox.start("head -c 300000 >/dev/null; sleep 1; cat", stdin=True)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await process.write(bytes(MIB))
+    await process.write(b"the second")
+    await process.close_stdin()
+    assert (await process.wait()).stdout_bytes.endswith(b"the second")

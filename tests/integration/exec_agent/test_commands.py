@@ -248,7 +248,7 @@ async def test_path_is_the_commands_own(client: Client, work: Path) -> None:
         ("spec.argv.args[0]", {"argv": exec_pb2.Argv(args=[""])}),
         ("spec.argv.args[1]", {"argv": exec_pb2.Argv(args=["a", "b\0c"])}),
         ("spec.argv.args[2]", {"argv": exec_pb2.Argv(args=["a", "b", "x" * (128 << 10)])}),
-        ("spec.argv.args", {"argv": exec_pb2.Argv(args=["x" * 1000] * 1100)}),
+        ("spec.argv.args", {"argv": exec_pb2.Argv(args=["x" * 1000] * 1200)}),
         ("spec.argv.args", {"argv": exec_pb2.Argv(args=["x"] * 65_537)}),
         ("spec.shell", {"shell": "x" * ((1 << 20) + 1)}),
         ("spec.shell", {"shell": "a\0b"}),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import secrets
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,8 @@ import pytest
 from orchard.exec.v1 import file_service_pb2 as pb
 from orchard.exec.v1.file_service_pb2_grpc import FileServiceStub
 
-from services.exec_agent.files.uploads import Uploads
+from services.common.errors import OrchardError, UnavailableError
+from services.exec_agent.files.uploads import Uploads, UploadStream
 from services.exec_agent.files.writing import FileWriter, WriteOptions
 from tests.integration.exec_agent_files.calls import S, answer, fails
 
@@ -151,11 +155,16 @@ async def test_field_rules(stub: FileServiceStub) -> None:
     assert failure.fields == ["upload_id"]
 
 
+def stream_of(uploads: Uploads, work: Path, name: str, offset: int = 0) -> UploadStream:
+    path = bytes(work / name / "file")
+    return UploadStream(
+        uploads, name, offset, name, lambda: FileWriter(path, WriteOptions(make_parents=True), lambda: (0, 0))
+    )
+
+
 def begin(uploads: Uploads, work: Path, name: str) -> None:
     """An upload of one byte that breaks off."""
-    path = bytes(work / name / "file")
-    writer = FileWriter(path, WriteOptions(make_parents=True), lambda: (0, 0))
-    stream = uploads.stream(name, 0, name, lambda: writer)
+    stream = stream_of(uploads, work, name)
     stream.open()
     stream.write([b"x"])
     stream.abort()
@@ -175,3 +184,83 @@ def test_what_waits_is_bounded_by_time(work: Path) -> None:
     uploads = Uploads(kept_seconds=0)
     begin(uploads, work, "a")
     assert (uploads.received("a"), uploads.waiting, list(work.iterdir())) == (0, False, [])
+
+
+def test_half_a_batch_is_never_gone_on_with(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next stream waits for the batch that is being written; when that fails half way, it finds nothing there."""
+    uploads = Uploads()
+    first, second = stream_of(uploads, work, "a"), stream_of(uploads, work, "a")
+    first.open()
+    first.write([b"0123"])
+    waits, writev = threading.Event(), os.writev
+
+    def full_disk(fd: int, pieces: Sequence[memoryview]) -> int:
+        writev(fd, [bytes(pieces[0])[:2]])
+        waits.wait(30)
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "writev", full_disk)
+
+    def failing() -> None:
+        with pytest.raises(OrchardError):
+            first.write([b"4567"])
+
+    writing = threading.Thread(target=failing)
+    writing.start()
+    taking = threading.Thread(target=second.open)
+    taking.start()
+    waits.set()
+    writing.join(30)
+    taking.join(30)
+    first.abort()
+    monkeypatch.undo()
+    second.write([b"new file"])
+    assert second.finish() == 8
+    assert (work / "a/file").read_bytes() == b"new file"
+
+
+def test_a_stuck_write_is_waited_for_for_a_while_alone(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often other uploads go on meanwhile."""
+    uploads = Uploads(patience_seconds=0.3)
+    stuck, other = stream_of(uploads, work, "stuck"), stream_of(uploads, work, "other")
+    for stream in (stuck, other):
+        stream.open()
+    go_on, wrote = threading.Event(), FileWriter.write
+
+    def slow(writer: FileWriter, pieces: Sequence[bytes]) -> None:
+        if pieces == [b"slow"]:
+            go_on.wait(60)
+        wrote(writer, pieces)
+
+    monkeypatch.setattr(FileWriter, "write", slow)
+    writing = threading.Thread(target=stuck.write, args=([b"slow"],))
+    writing.start()
+    done = threading.Event()
+
+    def busy() -> None:
+        while not done.is_set():
+            other.write([b"x"])
+
+    others = threading.Thread(target=busy)
+    others.start()
+    try:
+        while not uploads._is_busy("stuck"):
+            pass
+        with pytest.raises(UnavailableError) as caught:
+            stream_of(uploads, work, "stuck").open()
+        assert caught.value.reason == "UPLOAD_BUSY"
+    finally:
+        done.set()
+        go_on.set()
+        others.join(30)
+        writing.join(30)
+
+
+def test_a_stream_that_never_wrote_leaves_nothing(work: Path) -> None:
+    """Cancelled before, while or after it took its upload."""
+    uploads = Uploads(kept_seconds=0)
+    stream_of(uploads, work, "a").abort()
+    opened = stream_of(uploads, work, "b")
+    opened.open()
+    opened.abort()
+    assert (uploads.waiting, list(work.iterdir())) == (False, [])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from services.local.demo import run
+from services.local.demo import own_platform
 from services.local.demo.interrupts import Interrupts
 from tests.support.platform import processes_naming
 
@@ -18,11 +18,11 @@ def test_a_platform_that_is_not_up_in_time_is_stopped_and_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(run, "_START_SECONDS", 0.0)
+    monkeypatch.setattr(own_platform, "_START_SECONDS", 0.0)
     with (
         Interrupts() as interrupts,
-        pytest.raises(run.PlatformStartError, match="did not start"),
-        run._own_platform(interrupts, QUIET),
+        pytest.raises(own_platform.PlatformStartError, match="did not start"),
+        own_platform.own_platform(interrupts, QUIET),
     ):
         pytest.fail("it cannot have started")
     assert processes_naming(str(tmp_path)) == []
@@ -36,14 +36,14 @@ def test_a_signal_while_the_platform_starts_stops_it(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     former = signal.signal(number, signal.SIG_DFL)  # under nohup, SIGHUP is ignored
     with Interrupts() as interrupts:
-        read = run._read_facts
+        read = own_platform._read_facts
 
         def interrupted(ready: int, interrupts: Interrupts) -> object:
             signal.raise_signal(number)
             return read(ready, interrupts)
 
-        monkeypatch.setattr(run, "_read_facts", interrupted)
-        with pytest.raises(KeyboardInterrupt), run._own_platform(interrupts, QUIET):
+        monkeypatch.setattr(own_platform, "_read_facts", interrupted)
+        with pytest.raises(KeyboardInterrupt), own_platform.own_platform(interrupts, QUIET):
             pytest.fail("it cannot have started")
         assert interrupts.exit_code == 128 + number
     assert signal.signal(number, former) is signal.SIG_DFL

@@ -11,13 +11,16 @@ import math
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import orchard
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from orchard import ExecEnd, ExecResult, InvalidArgument
+from orchard._client import transport
 from orchard._client.options import check_sandbox_id, exec_spec, sandbox_spec
 from orchard._client.profile import Profile, load_profile
 from orchard._client.text import Characters, decode_in_order
@@ -298,7 +301,22 @@ def test_every_public_name_is_there_and_an_unknown_one_is_not() -> None:
         orchard.Nonsense  # noqa: B018
 
 
-async def test_a_retry_budget_counts_from_the_last_success() -> None:
+async def test_quiet_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that had nothing to say for an hour and then breaks has all of its budget."""
+    retry = Retry(60.0)
+    retry.succeeded()
+    now = time.monotonic()
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(transport, "time", clock)
+    now = 3600.0
+    assert retry.failing_seconds == 0
+    assert await retry.failed(0.0)
+    now += 61
+    assert retry.failing_seconds == 61
+    assert not await retry.failed(0.0)
+
+
+async def test_a_retry_budget_counts_from_the_first_failure_after_a_success() -> None:
     retry = Retry(0.3)
     assert await retry.failed(0.0)
     assert await retry.failed(0.01)

@@ -170,9 +170,7 @@ async def _run_attached(
             return 0
         except Left as left:
             return 128 + left.number
-    if result.ended not in ("exited", "signalled"):
-        typer.echo(f"orchard: {result.describe()}", err=True)
-    return exit_code(result)
+    return _ended(result, whole=not tty)
 
 
 def command_words(words: list[str]) -> list[str]:
@@ -205,10 +203,18 @@ def _run(sandbox: Sandbox, program: str | list[str], options: dict[str, Any], *,
     stream = sandbox.exec_stream(program, **options)
     for chunk in stream:
         _write(sys.stderr.buffer if chunk.stream == "stderr" else sys.stdout.buffer, chunk.data)
-    code = exit_code(stream.result)
-    if stream.result.ended not in ("exited", "signalled"):
-        typer.echo(f"orchard: {stream.result.describe()}", err=True)
-    return code
+    return _ended(stream.result, whole=True)
+
+
+def _ended(result: ExecResult, *, whole: bool) -> int:
+    """Say what is to be said of an end; the exit code. `whole`: output that is missing must not pass for a success."""
+    if result.ended not in ("exited", "signalled"):
+        typer.echo(f"orchard: {result.describe()}", err=True)
+    code = exit_code(result)
+    if not result.dropped_bytes:
+        return code
+    typer.echo(f"orchard: {result.dropped_bytes:,} bytes of the output are missing: nobody read them in time", err=True)
+    return code or (PLATFORM_ERROR if whole else 0)
 
 
 def _write(target: BinaryIO, data: bytes) -> None:

@@ -114,10 +114,11 @@ class Attachment:
                 chunk = response.output
                 data = chunk.data[max(0, run.offset - chunk.offset) :]
                 if data:
+                    run.missing += max(0, chunk.offset - run.offset)
                     run.offset = chunk.offset + len(chunk.data)
                     await output(stream_name(chunk.stream), data)
             elif event == "gap":
-                run.offset = max(run.offset, response.gap.offset + response.gap.size)
+                run.skip(response.gap)
             elif event == "stdin":
                 self._took(response.stdin.written, closed=response.stdin.closed)
             elif event == "started":

@@ -138,7 +138,7 @@ class Run:
                                 if chunk is not None:
                                     yield chunk
                             elif event == "gap":
-                                self._skip(response.gap)
+                                self.skip(response.gap)
                             elif event == "result":
                                 self.end(response.result)
                                 break
@@ -168,7 +168,7 @@ class Run:
             sandbox_id=self.sandbox_id, exec_id=self.exec_id, offset=self.offset, no_follow=not follow
         )
 
-    def _skip(self, gap: exec_pb2.OutputGap) -> None:
+    def skip(self, gap: exec_pb2.OutputGap) -> None:
         """Go on behind output that is no longer retained."""
         end = gap.offset + gap.size
         self.missing += max(0, end - self.offset)

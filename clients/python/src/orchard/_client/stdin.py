@@ -32,25 +32,33 @@ class StdinWriter:
             StdinClosed: the command takes no more.
         """
         async with self._order:
-            if self._offset is None:
-                self._offset = (await self._state()).offset
+            offset = (await self.state()).offset if self._offset is None else self._offset
+            # Until this write has come to its end nobody knows how much of it was taken: then the agent is asked.
+            self._offset = None
             rest = memoryview(data)
             while rest or end:
-                state = await self._send(self._offset, rest, end)
+                state = await self._send(offset, rest, end)
                 # It answers early where the command reads nothing for long.
-                rest = rest[state.offset - self._offset :]
-                self._offset = state.offset
+                rest = rest[state.offset - offset :]
+                offset = state.offset
                 if not rest and (not end or state.closed):
-                    return
+                    break
+            self._offset = offset
 
     async def _send(self, offset: int, data: memoryview, end: bool) -> exec_pb2.StdinState:
-        run, attempts = self._run, 0
+        run, retry = self._run, self._run.transport.retry()
+        begin_at: int | None = None
 
         async def requests() -> AsyncIterator[exec_service_pb2.WriteStdinRequest]:
-            nonlocal attempts
-            attempts += 1
-            # Not all of it once more, where it is longer than what a connection lives for.
-            begin_at = offset if attempts == 1 else max(offset, (await self._state()).offset)
+            nonlocal begin_at
+            if begin_at is None:
+                begin_at = offset
+            else:
+                # Not all of it once more, where it is longer than what a connection lives for.
+                taken = max(offset, (await self.state()).offset)
+                if taken > begin_at:
+                    retry.succeeded()
+                begin_at = taken
             start = exec_service_pb2.WriteStdinStart(exec_id=run.exec_id, offset=begin_at)
             yield exec_service_pb2.WriteStdinRequest(sandbox_id=run.sandbox_id, start=start)
             for begin in range(begin_at - offset, len(data), _PIECE_BYTES):
@@ -63,11 +71,12 @@ class StdinWriter:
             requests,
             sandbox_id=run.sandbox_id,
             context=run.context,
-            retry=run.transport.retry(),
+            retry=retry,
         )
         return response.state
 
-    async def _state(self) -> exec_pb2.StdinState:
+    async def state(self) -> exec_pb2.StdinState:
+        """How far its input is."""
         run = self._run
         request = exec_service_pb2.GetStdinRequest(sandbox_id=run.sandbox_id, exec_id=run.exec_id)
         response = await run.transport.unary(
@@ -83,10 +92,19 @@ async def feeding(run: Run, data: bytes) -> AsyncIterator[None]:
     A command need not read it. When it cannot be written for another reason the command is ended, and this raises it.
     """
     failures: list[errors.OrchardError] = []
+    writer = StdinWriter(run, 0)
+    try:
+        # An agent that knows no such input gives the command an empty one, and its result would be none of this.
+        await writer.state()
+    except errors.Unimplemented:
+        await run.abandon()
+        raise
+    except errors.OrchardError:
+        pass  # the write says it better, or the command's end
 
     async def feed() -> None:
         try:
-            await StdinWriter(run, 0).write(data, end=True)
+            await writer.write(data, end=True)
         except (errors.StdinClosed, errors.ExecExpired):
             return
         except errors.OrchardError as error:

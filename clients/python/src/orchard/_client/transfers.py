@@ -88,20 +88,28 @@ class AsyncTransfers(AsyncFiles):
 
         try:
             with self._transport.operation("WriteFile", sandbox_id=self._sandbox_id) as operation:
-                response = await self._transport.upload(
-                    lambda c: c.file.WriteFile,
-                    requests,
-                    sandbox_id=self._sandbox_id,
-                    context=self._transport.context(operation),
-                    retry=retry,
-                )
+                context = self._transport.context(operation)
+                while True:
+                    try:
+                        return (
+                            await self._transport.upload(
+                                lambda c: c.file.WriteFile,
+                                requests,
+                                sandbox_id=self._sandbox_id,
+                                context=context,
+                                retry=retry,
+                            )
+                        ).size
+                    except errors.InvalidArgument as error:
+                        # An agent that was restarted has nothing any more of what it had: begin again.
+                        if error.reason != "UPLOAD_INCOMPLETE" or not await retry.failed(0.0):
+                            raise
         except errors.FileExists as error:
             # An earlier answer may have been lost after it had written the file, and then the agent restarted.
             # Even if it is the same, a lock file is the same whoever wrote it.
             if not retry.may_have_acted or not start.exclusive:
                 raise
             raise unknown(f"{start.path!r} is there now, but perhaps not written by this call", error) from error
-        return response.size
 
     async def _received(self, upload_id: str) -> int:
         """From where an upload is gone on with; agents before this know no such thing, and begin again."""

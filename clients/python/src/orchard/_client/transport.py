@@ -44,7 +44,9 @@ class CallContext(NamedTuple):
 
 
 class Retry:
-    """Exponential backoff with full jitter, bounded by the time since the last success.
+    """Exponential backoff with full jitter, bounded by the time since the first failure after a success.
+
+    The quiet before it is no outage: a stream may have nothing to say for hours.
 
     Args:
         budget_seconds: the bound, or what gives it whenever an attempt has failed.
@@ -60,18 +62,19 @@ class Retry:
 
     def succeeded(self) -> None:
         """Something came through: the budget starts anew."""
-        self._since = time.monotonic()
         self._failures = 0
 
     @property
     def failing_seconds(self) -> float:
-        """Since the last success, or the beginning."""
-        return time.monotonic() - self._since
+        """Since the first failure after the last success; 0 before it."""
+        return time.monotonic() - self._since if self._failures else 0.0
 
     async def failed(self, retry_seconds: float) -> bool:
         """Wait before the next attempt; False if the budget is used up. `retry_seconds` is what the server asked
         for.
         """
+        if not self._failures:
+            self._since = time.monotonic()
         ceiling = min(_MAXIMUM_DELAY, _FIRST_DELAY * 2**self._failures)
         delay = max(random.uniform(0, ceiling), retry_seconds * random.uniform(1, 1.25))  # noqa: S311
         budget = self._budget() if callable(self._budget) else self._budget

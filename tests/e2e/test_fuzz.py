@@ -1,0 +1,173 @@
+"""Every call of the platform with messages that nobody would send: each is answered, nothing dies, nothing stays open.
+
+Some hundred calls of each kind by default, in an order that a seed gives; `make chaos` makes more of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.descriptor import MethodDescriptor
+from orchard.admin.v1 import audit_service_pb2, usage_service_pb2, version_service_pb2
+from orchard.exec.v1 import endpoint_service_pb2, exec_service_pb2, file_service_pb2, port_service_pb2
+from orchard.judge.v1 import judge_service_pb2
+from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
+from orchard.trajectory.v1 import group_service_pb2, trajectory_service_pb2, trajectory_service_pb2_grpc
+
+from services.common.peer_status import peer_status
+from tests.support.platform import SERVICES, PlatformProcess, running_platform
+from tests.support.random_messages import RandomMessages, damaged
+from tests.support.wire import Wire, seconds, wire_to
+
+SEED = int(os.environ.get("ORCHARD_CHAOS_SEED", "1"))
+CALLS = 12 * int(os.environ.get("ORCHARD_CHAOS_ROUNDS", "1"))
+AT_ONCE = 8
+SLACK = 24  # connections and files that are kept for the next one
+CALL_SECONDS = 4.0
+SANDBOX, TRAJECTORY, GROUP = "fuzzed", "fuzzed-trajectory", "fuzzed-group"
+KNOWN = {
+    "sandbox_id": (SANDBOX,),
+    "trajectory_id": (TRAJECTORY,),
+    "group_id": (GROUP,),
+    "exec_id": ("e1", "e2", "start"),
+    "shell": ("true", "echo x", "sleep 1", "cat"),
+    "path": ("/tmp/fuzz", "/tmp/fuzz/a", "relative"),
+    "source_path": ("/tmp/fuzz",),
+    "target_path": ("/tmp/fuzz2",),
+}
+MODULES = (
+    audit_service_pb2,
+    usage_service_pb2,
+    version_service_pb2,
+    exec_service_pb2,
+    file_service_pb2,
+    port_service_pb2,
+    endpoint_service_pb2,
+    judge_service_pb2,
+    sandbox_service_pb2,
+    group_service_pb2,
+    trajectory_service_pb2,
+)
+METHODS: list[MethodDescriptor] = [
+    method
+    for module in MODULES
+    for service in module.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+]
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProcess]:
+    with running_platform(tmp_path_factory.mktemp("fuzz")) as platform:
+        yield platform
+
+
+@pytest.fixture
+async def wire(platform: PlatformProcess) -> AsyncIterator[Wire]:
+    async with wire_to(platform.endpoint, platform.api_key) as wire:
+        yield wire
+
+
+def descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+class Fuzzer:
+    """Sends nonsense to one method, and keeps how it was answered."""
+
+    def __init__(self, wire: Wire, method: MethodDescriptor, rng: random.Random) -> None:
+        self.answers: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self._wire = wire
+        self._method = method
+        self._rng = rng
+        self._messages = RandomMessages(rng, KNOWN)
+        self._path = f"/{method.containing_service.full_name}/{method.name}"
+
+    def _request(self) -> bytes:
+        made = self._messages.make(self._method.input_type).SerializeToString()
+        return damaged(self._rng, made) if self._rng.random() < 0.2 else made
+
+    async def send(self) -> None:
+        """One call."""
+        kind = (self._method.client_streaming, self._method.server_streaming)
+        names = {(False, False): "unary_unary", (False, True): "unary_stream", (True, False): "stream_unary"}
+        make: Any = getattr(self._wire.channel, names.get(kind, "stream_stream"))(self._path)
+        requests = [self._request() for _ in range(self._rng.randrange(1, 5))]
+        given = iter(requests) if kind[0] else requests[0]
+        call = make(given, metadata=self._wire.metadata, timeout=CALL_SECONDS)
+        try:
+            with peer_status(call):
+                if kind[1]:
+                    async for _ in call:
+                        pass
+                else:
+                    await call
+        except grpc.aio.AioRpcError as error:
+            self._note(error, requests)
+        except asyncio.CancelledError:
+            # gRPC's own way to say that the stream ended while it was written.
+            self.answers["CANCELLED"] += 1
+        else:
+            self.answers["OK"] += 1
+        finally:
+            call.cancel()
+
+    def _note(self, error: grpc.aio.AioRpcError, requests: list[bytes]) -> None:
+        self.answers[error.code().name] += 1
+        if error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
+            self.wrong.append(f"{error.code().name} {error.details()} for {requests}")
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{method.containing_service.name}.{method.name}")
+async def test_each_call_is_answered(wire: Wire, method: MethodDescriptor) -> None:
+    await targets(wire)
+    fuzzer = Fuzzer(wire, method, random.Random(f"{SEED} {method.full_name}"))
+    for _ in range(0, CALLS, AT_ONCE):
+        await asyncio.gather(*(fuzzer.send() for _ in range(AT_ONCE)))
+    assert fuzzer.wrong == []
+
+
+async def test_nothing_has_died_and_nothing_is_left_open(platform: PlatformProcess, wire: Wire) -> None:
+    """After all of the above."""
+    await targets(wire)
+    assert await wire.output(SANDBOX, "echo alive") == b"alive\n"
+    starts = {name: service["starts"] for name, service in platform.status().items()}
+    assert set(starts.values()) == {1}, starts
+    assert "Traceback" not in platform.output()
+    before = {name: descriptors(platform.service_pid(name)) for name in SERVICES}
+    for method in METHODS:
+        fuzzer = Fuzzer(wire, method, random.Random(f"{SEED} again {method.full_name}"))
+        await asyncio.gather(*(fuzzer.send() for _ in range(AT_ONCE)))
+    await targets(wire)
+    async with asyncio.timeout(120):
+        # What ended late is still being put away.
+        while any(descriptors(platform.service_pid(name)) > before[name] + SLACK for name in SERVICES):
+            await asyncio.sleep(0.2)
+
+
+async def targets(wire: Wire) -> None:
+    """What is fuzzed, made anew where a call took it away."""
+    trajectories = trajectory_service_pb2_grpc.TrajectoryServiceStub(wire.channel)
+    request = trajectory_service_pb2.CreateTrajectoryRequest(trajectory={"trajectory_id": TRAJECTORY})
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        await wire.call(trajectories.CreateTrajectory, request)
+    try:
+        found = await wire.get(SANDBOX)
+    except grpc.aio.AioRpcError as error:
+        assert error.code() == grpc.StatusCode.NOT_FOUND, error.details()
+    else:
+        if found.state == sandbox_pb2.SANDBOX_STATE_READY:
+            return
+        await wire.wait(SANDBOX, until_terminal=True)
+    await wire.ready(SANDBOX, ttl=seconds(3600))

@@ -56,8 +56,35 @@ class AsyncExposedEndpoint:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close it, and its connections with it."""
+        """Close it, and its connections with it.
+
+        Raises, unless the body did:
+            SandboxLost: the sandbox ended meanwhile.
+            Unavailable: the endpoint ended meanwhile (ENDPOINT_LOST); `__cause__` is why.
+        """
+        lost = self._lost()
         await self.close()
+        if lost is None:
+            return
+        if error is None:
+            raise lost
+        error.add_note(f"orchard: {lost}")
+
+    def _lost(self) -> errors.OrchardError | None:
+        """What to raise for an end that nobody asked for. Whatever it was, it is none of the program inside."""
+        if self._task is None or not self._task.done() or self._task.cancelled():
+            return None
+        why = self._task.exception()
+        if why is None or isinstance(why, errors.SandboxLost):
+            return why
+        name, port = self._request.endpoint, self._request.port
+        lost = errors.Unavailable(
+            f"endpoint {name} at port {port} of sandbox {self._sandbox_id} ended while it was in use: {why}",
+            reason="ENDPOINT_LOST",
+            metadata={"endpoint": name, "port": str(port)},
+        )
+        lost.__cause__ = why
+        return lost
 
     async def close(self) -> None:
         """Close it, and its connections with it. Can be repeated."""
@@ -83,6 +110,6 @@ class AsyncExposedEndpoint:
                 except CallFailed as error:
                     await transport.pause_or_raise(error, retry, self._sandbox_id)
         except errors.OrchardError as error:
-            if not opened.done():
-                raise
-            _log.warning("endpoint %s of sandbox %s ended: %s", self._request.endpoint, self._sandbox_id, error)
+            if opened.done():
+                _log.warning("endpoint %s of sandbox %s ended: %s", self._request.endpoint, self._sandbox_id, error)
+            raise

@@ -71,5 +71,9 @@ class AsyncPorts:
         Raises, when it is entered:
             NotFound: there is no such endpoint (ENDPOINT_NOT_FOUND).
             PortInUse: the port inside is taken.
+
+        Raises, when it is left without an error:
+            SandboxLost: the sandbox ended meanwhile.
+            Unavailable: the endpoint ended meanwhile (ENDPOINT_LOST).
         """
         return AsyncExposedEndpoint(self._session, self._sandbox_id, endpoint, port)

@@ -54,4 +54,4 @@ class ExposedEndpoint:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        self._portal.run(self._endpoint.__aexit__(kind, error, traceback))

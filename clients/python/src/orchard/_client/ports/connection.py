@@ -123,11 +123,12 @@ class ForwardedConnection:
     async def _read(self) -> bytes | None:
         """The next bytes of the local program; none at their end, None if there were none for a while."""
         try:
-            async with asyncio.timeout(KEEPALIVE_SECONDS):
+            async with asyncio.timeout(KEEPALIVE_SECONDS) as limit:
                 return await self._reader.read(CHUNK_BYTES)
-        except TimeoutError:
-            return None
         except OSError as error:
+            # A socket whose other side has gone says ETIMEDOUT, a TimeoutError too.
+            if limit.expired():
+                return None
             raise LocalBreak(str(error)) from error
 
     async def _down(self, dialogue: Dialogue, moved: Callable[[], None]) -> None:

@@ -34,6 +34,8 @@ ENDPOINT_CONNECTIONS: Final = 256
 """Of one endpoint at once; more wait in the kernel's queue."""
 _BACKLOG: Final = 128
 _REFUSED_RETRY_SECONDS: Final = 0.2
+_ACCEPT_AGAIN_SECONDS: Final = 0.1
+"""Without descriptors or memory a connection waits in the kernel's queue; nothing tells when there are some again."""
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # Of a kernel or a namespace without IPv6.
 _NO_SUCH_FAMILY: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH)
@@ -51,19 +53,28 @@ class Listener(Breakable):
         self.request_id = request_id
 
     async def accept(self) -> Connection:
-        """The next connection, as long as there are not too many.
+        """The next connection, as long as there are not too many, and descriptors for it.
 
         Raises:
             OrchardError: what it was ended with.
         """
         await self.unless_broken(asyncio.ensure_future(self._slots.acquire()))
         try:
-            connection = await self.unless_broken(self._socket.accept())
+            connection = await self._accept()
         except BaseException:
             self._slots.release()
             raise
         connection.on_close(self._slots.release)
         return connection
+
+    async def _accept(self) -> Connection:
+        while True:
+            try:
+                return await self.unless_broken(self._socket.accept())
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTORS:
+                    raise
+            await self.unless_broken(asyncio.ensure_future(asyncio.sleep(_ACCEPT_AGAIN_SECONDS)))
 
     def close(self) -> None:
         """Listen no more."""

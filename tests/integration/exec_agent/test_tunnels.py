@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import resource
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -12,6 +15,7 @@ import grpc.aio
 import pytest
 from orchard.exec.v1 import tunnel_service_pb2, tunnel_service_pb2_grpc
 
+from services.common.sockets import Connection, Listening
 from services.exec_agent.ports import service as ports
 from tests.integration.exec_agent.conftest import BACKSTOP, SANDBOX, Client, agent_here, new_id, problem
 from tests.support.streams import Connect, connections
@@ -127,6 +131,35 @@ async def test_endpoints_and_their_connections_have_a_bound(
     announced = asyncio.ensure_future(call.read())
     carried.cancel()
     assert (await announced).connection.connection_id
+
+
+async def test_without_descriptors_connections_wait(here: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = asyncio.Event()
+
+    class Watched(Listening):
+        def accept(self) -> asyncio.Future[Connection]:
+            accepted = super().accept()
+            accepted.add_done_callback(lambda done: done.cancelled() or done.exception() is None or refused.set())
+            return accepted
+
+    monkeypatch.setattr(ports, "Listening", Watched)
+    call, port = await listening(here)
+    held: list[int] = []
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as sock:
+        sock.setblocking(False)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[1]), before[1]))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(os.open("/dev/null", os.O_RDONLY))
+            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+            await asyncio.wait_for(refused.wait(), BACKSTOP)
+        finally:
+            for descriptor in held:
+                os.close(descriptor)
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert (await call.read()).connection.connection_id
 
 
 async def test_bad_requests_name_their_fields(here: Client) -> None:

@@ -151,7 +151,7 @@ class ExecService:
         return OutputReader(execution, offset, follow=follow)
 
     def stdin_of(self, execution: Execution) -> Stdin:
-        """Where a command's input goes; a closed one for what has ended without.
+        """Where a command's input goes; a closed one for what has ended without, or under an agent before this one.
 
         Raises:
             FailedPreconditionError: STDIN_NOT_OPEN.
@@ -160,9 +160,7 @@ class ExecService:
         if execution.stdin is not None and command is not None and (command.stdin_open or command.tty is not None):
             return execution.stdin
         if execution.result is not None:
-            closed = Stdin()
-            closed.close()
-            return closed
+            return Stdin.past()
         raise FailedPreconditionError(
             f"exec {execution.exec_id!r} takes no input: start it with stdin_mode PIPE, or with tty",
             reason="STDIN_NOT_OPEN",

@@ -138,7 +138,7 @@ class StdinServicer(exec_service_pb2_grpc.ExecServiceServicer):
 
 
 async def _write(stdin: Stdin, offset: int, requests: AsyncIterator[exec_service_pb2.WriteStdinRequest]) -> None:
-    """Take the rest of a stream, until it ends or the command has read nothing for too long."""
+    """Take the rest of a stream, until it ends or the command has read too little for too long."""
     stdin.check_reached(offset)
     ended = False
     async for request in requests:

@@ -14,9 +14,11 @@ from services.exec_agent.latch import wake
 BUFFER_BYTES: Final = 256 << 10
 """So much is taken before the command reads it."""
 PATIENCE_SECONDS: Final = 30.0
-"""A call waits so long for a command that does not read, then tells how far it has come."""
+"""A message waits so long for its command to read, then its call tells how far it has come."""
 _END_OF_FILE: Final = b"\x04"
-"""VEOF of a terminal, as it is unless its command has set another."""
+"""VEOF of a terminal, as it is unless its command has set another. After the beginning of a line it ends that alone."""
+_AT_LINE_START: Final = frozenset({b"", b"\n", b"\r", _END_OF_FILE})
+"""The last byte typed, where nothing of a line is waiting."""
 
 
 class Stdin:
@@ -33,6 +35,8 @@ class Stdin:
         "_ending",
         "_fd",
         "_interrupted",
+        "_is_past",
+        "_last",
         "_loop",
         "_parts",
         "_terminal",
@@ -53,6 +57,8 @@ class Stdin:
         self._watching = False
         self._ending = False
         self._interrupted = False
+        self._is_past = False
+        self._last = b""
         self._waiters: set[asyncio.Future[None]] = set()
         self.offset = 0
         self.closed = False
@@ -64,6 +70,13 @@ class Stdin:
         made = cls()
         made._hold(memoryview(data))
         made._ending = made.closed = True
+        return made
+
+    @classmethod
+    def past(cls) -> Stdin:
+        """Input of a command that has ended: closed at any offset, since nobody knows any more how far it had come."""
+        made = cls()
+        made._is_past = made.closed = True
         return made
 
     @property
@@ -83,19 +96,23 @@ class Stdin:
         self._write()
 
     async def take(self, offset: int, data: bytes, patience: float = PATIENCE_SECONDS) -> bool:
-        """Take bytes, those that are new; waits for room. False: the command has read nothing for `patience` seconds.
+        """Take bytes, those that are new; waits for room.
+
+        Returns:
+            Whether all was taken; False after `patience` seconds in all. However steadily a command reads, a call must
+            come to its next message before it counts as silent.
 
         Raises:
             OutOfRangeError: STDIN_OFFSET_AHEAD: bytes before these are missing.
             FailedPreconditionError: STDIN_CLOSED.
         """
-        rest = memoryview(data)
+        rest, until = memoryview(data), self._loop.time() + patience
         while True:
             done = self._put(offset, rest)
             offset, rest = offset + done, rest[done:]
             if not rest:
                 return True
-            if not done and not await self._moved(patience):
+            if not done and not await self._moved(until - self._loop.time()):
                 return False
 
     def end(self, offset: int) -> None:
@@ -137,7 +154,7 @@ class Stdin:
     def _put(self, offset: int, data: memoryview) -> int:
         """Take what there is room for; returns how many bytes of `data` need not be sent again."""
         self.check_reached(offset)
-        new = data[self.offset - offset :]
+        new = data[max(0, self.offset - offset) :]
         if not new:
             return len(data)
         if not self.closed:
@@ -155,7 +172,7 @@ class Stdin:
 
     def check_reached(self, offset: int) -> None:
         """Raise OutOfRangeError (STDIN_OFFSET_AHEAD) if bytes before `offset` are missing."""
-        if offset > self.offset:
+        if offset > self.offset and not self._is_past:
             raise OutOfRangeError(
                 f"the input up to offset {self.offset} was taken, and this goes on at {offset}; send it from"
                 f" {self.offset} on",
@@ -168,6 +185,7 @@ class Stdin:
         self._parts.append(part)
         self._buffered += len(part)
         self.offset += len(part)
+        self._last = bytes(part[-1:])
 
     def _write(self) -> None:
         if self._fd < 0:
@@ -193,6 +211,9 @@ class Stdin:
 
     def _all_written(self) -> None:
         if self._ending and self._terminal:
+            if self._last not in _AT_LINE_START:
+                os.write(self._fd, _END_OF_FILE)
+                self._last = _END_OF_FILE
             os.write(self._fd, _END_OF_FILE)
             self._ending = False
         self._unwatch()

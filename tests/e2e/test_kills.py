@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 import orchard
 import pytest
 import redis.asyncio as redis
+from orchard._client.trajectories.recording import status_after
 
 from tests.support.platform import SERVICES, PlatformProcess, running_platform
 
@@ -129,6 +130,23 @@ async def test_an_emptied_lease_store_loses_no_sandbox(
     with pytest.raises(orchard.AlreadyExists):
         await client.create(**request)
     await sandbox.delete()
+
+
+async def test_a_write_to_a_command_that_the_agent_took_along_says_whose_doing_it_was(
+    client: orchard.AsyncSandboxClient,
+) -> None:
+    async with await client.create() as sandbox:
+        process = await sandbox.start("cat", stdin=True, concurrent=True)
+        await process.write(b"taken")
+        with pytest.raises(orchard.CommandInterrupted):
+            await sandbox.exec("kill -9 -1; sleep 60", concurrent=True)
+        with pytest.raises(orchard.CommandInterrupted) as caught:
+            await process.write(b"more")
+        assert caught.value.reason == "AGENT_RESTARTED"
+        assert status_after(caught.value)[0] is orchard.TrajectoryStatus.ABORTED
+        await process.close_stdin()
+        with pytest.raises(orchard.CommandInterrupted):
+            await process.wait()
 
 
 async def test_the_agent_killed_from_inside_comes_back(client: orchard.AsyncSandboxClient) -> None:

@@ -29,6 +29,7 @@ from tests.integration.exec_agent.conftest import (
     spec,
 )
 from tests.integration.exec_agent.test_output import blocks
+from tests.integration.exec_agent.test_stdin import write
 
 MakeAgent = Callable[..., AgentProcess]
 KIB, MIB = 1 << 10, 1 << 20
@@ -140,6 +141,29 @@ async def test_what_never_started_is_as_before(make_agent: MakeAgent) -> None:
             response = await client.start(spec("touch", "ran"), exec_id="buried")
             assert response.exec.result.ended == exec_pb2.EXEC_END_NOT_STARTED
     assert not (agent.work / "ran").exists()
+
+
+async def test_input_of_commands_that_ran_is_closed_wherever_it_goes_on(make_agent: MakeAgent) -> None:
+    agent = make_agent()
+    commands = {
+        "pipe": spec("cat", stdin_mode=exec_pb2.STDIN_MODE_PIPE, concurrent=True),
+        "terminal": spec("cat", tty=exec_pb2.Tty()),
+    }
+    async with agent.client() as client:
+        for exec_id, command in commands.items():
+            await client.start(command, wait=0, exec_id=exec_id)
+            assert (await write(client, exec_id, b"taken\n")).offset == 6
+    agent.kill()
+    agent.start()
+    async with agent.client() as client:
+        for exec_id in commands:
+            for offset in (0, 2, 6):
+                with problem() as found:
+                    await write(client, exec_id, b"more", offset=offset)
+                assert (found[0].code, found[0].reason) == (grpc.StatusCode.FAILED_PRECONDITION, "STDIN_CLOSED")
+            for _ in range(2):
+                assert (await write(client, exec_id, offset=6, end=True)).closed
+            assert (await client.wait(exec_id)).result.ended == RESTARTED
 
 
 async def test_commands_that_ran_end_with_what_they_had_written(make_agent: MakeAgent) -> None:

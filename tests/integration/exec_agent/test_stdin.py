@@ -202,6 +202,30 @@ async def test_bad_messages_are_named(client: Client) -> None:
     await client.signal(exec_id, signal=9)
 
 
+async def test_a_call_ends_where_the_command_reads_slowly_for_long() -> None:
+    """However steadily: a call that only takes is silent, and the platform ends what is silent."""
+    read, end = os.pipe()
+    stdin = Stdin()
+    stdin.open(end)
+    data = os.urandom(MIB)
+    taking = asyncio.ensure_future(stdin.take(0, data, patience=0.5))
+    got = b""
+    try:
+        while not taking.done():
+            await asyncio.sleep(0.05)  # how slowly it reads: all of it would take ten seconds
+            got += os.read(read, 4096)
+        assert not await taking
+        going_on = asyncio.ensure_future(stdin.take(stdin.offset, data[stdin.offset :], patience=BACKSTOP))
+        while len(got) < MIB:
+            got += await asyncio.to_thread(os.read, read, MIB)
+        assert await going_on
+        assert got == data
+    finally:
+        taking.cancel()
+        stdin.close()
+        os.close(read)
+
+
 async def test_a_call_ends_where_the_command_reads_nothing_for_long() -> None:
     read, end = os.pipe()
     stdin = Stdin()

@@ -126,9 +126,10 @@ async def test_a_job_is_stopped_by_its_key_and_goes_on(client: Client) -> None:
         await shell.exit()
 
 
-async def test_the_end_of_input_is_its_character(client: Client) -> None:
+@pytest.mark.parametrize("typed", [b"line\n", b"line\r", b"", b"two\nlines", b"unfinished", b"flushed\x04"])
+async def test_the_end_of_input_is_its_character(client: Client, typed: bytes) -> None:
     async with attach(client, new_id(), tty("sh", "-c", "cat; echo code=$?; stty size")) as shell:
-        await shell.write(b"line\n", end=True)
+        await shell.write(typed, end=True)
         await shell.until(b"code=0")
         result = await shell.exit()
     assert result.exit_code == 0

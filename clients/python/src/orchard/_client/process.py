@@ -8,8 +8,8 @@ from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from types import TracebackType
 from typing import Self
 
-from orchard._client.convert import exec_info
-from orchard._client.errors import DeadlineExceeded, InvalidArgument
+from orchard._client.convert import exec_info, exec_result
+from orchard._client.errors import DeadlineExceeded, InvalidArgument, StdinClosed
 from orchard._client.execs import Run, raise_unless_result
 from orchard._client.stdin import StdinWriter, feeding
 from orchard._client.types import ExecEnd, ExecInfo, ExecResult, OutputChunk
@@ -155,9 +155,21 @@ class AsyncProcess:
 
         Raises:
             StdinClosed: it has closed its standard input or has ended, or close_stdin() was called.
+            SandboxLost, CommandInterrupted: the platform ended it.
             FailedPrecondition: it takes no input (STDIN_NOT_OPEN).
         """
-        await self._stdin.write(data.encode() if isinstance(data, str) else bytes(data))
+        try:
+            await self._stdin.write(data.encode() if isinstance(data, str) else bytes(data))
+        except StdinClosed:
+            # What the platform did to it must not look like what it did itself.
+            await self._raise_if_interrupted()
+            raise
+
+    async def _raise_if_interrupted(self) -> None:
+        run = self._run
+        found = await run.wait(0.0)
+        if found.state == exec_pb2.EXEC_STATE_ENDED and found.result.ended != exec_pb2.EXEC_END_NOT_STARTED:
+            raise_unless_result(exec_result(run.exec_id, found.result, (), command=run.command, missing=0))
 
     async def close_stdin(self) -> None:
         """End its standard input. A terminal gets ^D. Repeatable."""

@@ -150,8 +150,8 @@ class ExecServiceServicer:
     def WriteStdin(self, request_iterator, context):
         """WriteStdin brings bytes of a command's standard input: the first message says where they begin, the next bring them, and end says
         that this was all. Bytes that were taken already are skipped, so a call that broke is repeated as it was. It answers when all are
-        taken, or with what is taken when the command has read none for 30 s (the agent holds 256 KiB): call again from there. Errors:
-        OUT_OF_RANGE (STDIN_OFFSET_AHEAD: bytes before these are missing; expected_offset in metadata), FAILED_PRECONDITION (STDIN_CLOSED:
+        taken, or with what is taken when a message has waited 30 s for the command to read (the agent holds 256 KiB): call again from there.
+        Errors: OUT_OF_RANGE (STDIN_OFFSET_AHEAD: bytes before these are missing; expected_offset in metadata), FAILED_PRECONDITION (STDIN_CLOSED:
         its end was sent, the command has closed it or has ended; STDIN_NOT_OPEN: it was started without stdin_mode or tty; EXEC_EXPIRED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -65,8 +65,8 @@ class ExecServiceStub:
     WriteStdin: _grpc.StreamUnaryMultiCallable[_exec_service_pb2.WriteStdinRequest, _exec_service_pb2.WriteStdinResponse]
     """WriteStdin brings bytes of a command's standard input: the first message says where they begin, the next bring them, and end says
     that this was all. Bytes that were taken already are skipped, so a call that broke is repeated as it was. It answers when all are
-    taken, or with what is taken when the command has read none for 30 s (the agent holds 256 KiB): call again from there. Errors:
-    OUT_OF_RANGE (STDIN_OFFSET_AHEAD: bytes before these are missing; expected_offset in metadata), FAILED_PRECONDITION (STDIN_CLOSED:
+    taken, or with what is taken when a message has waited 30 s for the command to read (the agent holds 256 KiB): call again from there.
+    Errors: OUT_OF_RANGE (STDIN_OFFSET_AHEAD: bytes before these are missing; expected_offset in metadata), FAILED_PRECONDITION (STDIN_CLOSED:
     its end was sent, the command has closed it or has ended; STDIN_NOT_OPEN: it was started without stdin_mode or tty; EXEC_EXPIRED).
     """
     GetStdin: _grpc.UnaryUnaryMultiCallable[_exec_service_pb2.GetStdinRequest, _exec_service_pb2.GetStdinResponse]
@@ -120,8 +120,8 @@ class ExecServiceAsyncStub(ExecServiceStub):
     WriteStdin: _aio.StreamUnaryMultiCallable[_exec_service_pb2.WriteStdinRequest, _exec_service_pb2.WriteStdinResponse]  # type: ignore[assignment]
     """WriteStdin brings bytes of a command's standard input: the first message says where they begin, the next bring them, and end says
     that this was all. Bytes that were taken already are skipped, so a call that broke is repeated as it was. It answers when all are
-    taken, or with what is taken when the command has read none for 30 s (the agent holds 256 KiB): call again from there. Errors:
-    OUT_OF_RANGE (STDIN_OFFSET_AHEAD: bytes before these are missing; expected_offset in metadata), FAILED_PRECONDITION (STDIN_CLOSED:
+    taken, or with what is taken when a message has waited 30 s for the command to read (the agent holds 256 KiB): call again from there.
+    Errors: OUT_OF_RANGE (STDIN_OFFSET_AHEAD: bytes before these are missing; expected_offset in metadata), FAILED_PRECONDITION (STDIN_CLOSED:
     its end was sent, the command has closed it or has ended; STDIN_NOT_OPEN: it was started without stdin_mode or tty; EXEC_EXPIRED).
     """
     GetStdin: _aio.UnaryUnaryMultiCallable[_exec_service_pb2.GetStdinRequest, _exec_service_pb2.GetStdinResponse]  # type: ignore[assignment]
@@ -214,8 +214,8 @@ class ExecServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_exec_service_pb2.WriteStdinResponse, _abc.Awaitable[_exec_service_pb2.WriteStdinResponse]]:
         """WriteStdin brings bytes of a command's standard input: the first message says where they begin, the next bring them, and end says
         that this was all. Bytes that were taken already are skipped, so a call that broke is repeated as it was. It answers when all are
-        taken, or with what is taken when the command has read none for 30 s (the agent holds 256 KiB): call again from there. Errors:
-        OUT_OF_RANGE (STDIN_OFFSET_AHEAD: bytes before these are missing; expected_offset in metadata), FAILED_PRECONDITION (STDIN_CLOSED:
+        taken, or with what is taken when a message has waited 30 s for the command to read (the agent holds 256 KiB): call again from there.
+        Errors: OUT_OF_RANGE (STDIN_OFFSET_AHEAD: bytes before these are missing; expected_offset in metadata), FAILED_PRECONDITION (STDIN_CLOSED:
         its end was sent, the command has closed it or has ended; STDIN_NOT_OPEN: it was started without stdin_mode or tty; EXEC_EXPIRED).
         """
 

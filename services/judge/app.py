@@ -55,7 +55,6 @@ async def run(settings: JudgeServiceSettings, tasks: TaskGroup, telemetry: Telem
     # The locks keep one, and of the others at least one is not kept.
     lines = Lines(engine, min(_LANES, connections - 2))
     database = Turns(engine, max(connections - 1 - _LANES, 1))
-    answers = Answers(ObjectStore(settings.object_store_url), TextStore(database))
     store, locks = VerdictStore(database), QuestionLocks(engine, lines)
     claims, calls, endings = ClaimStore(lines), CallStore(database, lines), EndingStore(lines)
     shelf = RubricShelf(RubricStore(database), _now)
@@ -65,6 +64,7 @@ async def run(settings: JudgeServiceSettings, tasks: TaskGroup, telemetry: Telem
         health=health,
         service_names=SERVICE_NAMES,
     )
+    answers = Answers(ObjectStore(settings.object_store_url), TextStore(database), server.stopping)
     endpoints = {judge.name: make_endpoint(judge, server.stopping) for judge in load_judges(settings.judges_file)}
     judging = Judging(endpoints, store, claims, calls, endings, shelf, locks, answers, _now, lines)
     batches, held = Batches(judging, store, _now), Held(settings.most_held_bytes)

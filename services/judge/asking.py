@@ -56,6 +56,9 @@ class Journal(Protocol):
     async def text(self, kept: Kept) -> str:
         """The text of one of these."""
 
+    async def ready(self) -> None:
+        """Raise where the answer of a call that is about to be made could not be kept."""
+
     async def answered(self, place: Place, prompt: Prompt, reply: Reply, usage: Usage, latency: float) -> Kept:
         """Keep an answer; it is durable when this returns."""
 
@@ -82,6 +85,10 @@ class _Keeper:
     endpoint: Endpoint
     place: Place
     prompt: Prompt
+
+    async def ready(self) -> None:
+        """See endpoint.Keeper."""
+        await self.journal.ready()
 
     async def answered(self, reply: Reply, seconds: float) -> tuple[Kept, str]:
         """See endpoint.Keeper."""

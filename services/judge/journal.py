@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Final
+from typing import Final, TypeVar
 
 from services.common.backoff import Backoff
 from services.common.errors import NotFoundError, UnavailableError
@@ -28,23 +28,33 @@ _MOST_WAITING_BYTES: Final = 64 << 10
 _TOGETHER: Final = 100
 _GATHERING_SECONDS: Final = 0.2
 _LOOK_SECONDS: Final = 30.0
-_TRIES: Final = 4
-"""To keep an answer: it was paid for, and a store may be away for a moment."""
+_KEEP_SECONDS: Final = 120.0
+"""How long an answer is tried to be kept: it was paid for, and a store that fails over is away for a while."""
+_STOPPING_SECONDS: Final = 2.0
+"""The same, once the service stops."""
+
+T = TypeVar("T")
 
 
 class Answers:
     """Raw answers and images that judges were shown, by hash.
 
     Texts wait in the database, where they are journalled, for their way to the object store: a verdict need not. Where
-    many wait, or the object store is away, they are put there at once, as long ones are.
+    many wait they are put there at once, as long ones are.
+
+    Args:
+        stopping: once this is set, what no store takes is soon given up.
     """
 
-    def __init__(self, objects: ObjectStore, texts: TextStore) -> None:
+    def __init__(self, objects: ObjectStore, texts: TextStore, stopping: asyncio.Event | None = None) -> None:
         self._objects = objects
         self._texts = texts
+        self._stopping = stopping or asyncio.Event()
         self._waiting = 0
+        self._unkept = 0
         self._arrived = asyncio.Event()
-        self._is_away = False
+        self.are_stuck = False
+        """Texts could not be moved at the last look."""
 
     async def put(self, tenant: str, sha256: str, body: bytes) -> None:
         """Store an answer."""
@@ -52,8 +62,48 @@ class Answers:
 
     def may_wait(self, text: str, body: bytes) -> bool:
         """Whether it may be journalled with its text, and moved from there."""
-        room = self._waiting < _MOST_WAITING and not self._is_away
+        room = self._waiting < _MOST_WAITING
         return room and len(body) <= _MOST_WAITING_BYTES and plain(text) == text
+
+    def check(self) -> None:
+        """Whether another answer could be kept.
+
+        Raises:
+            UnavailableError: it would be paid for and perhaps lost.
+        """
+        if self._unkept:
+            why = "the database does not take the answers of judges"
+        elif self.are_stuck and self._waiting >= _MOST_WAITING:
+            why = "the object store does not take the answers of judges, and the database holds as many as it may"
+        else:
+            return
+        raise UnavailableError(f"{why}; no judge is asked until it does; retry", reason="ANSWERS_NOT_KEPT")
+
+    async def kept(self, keep: Callable[[], Awaitable[T]]) -> T:
+        """What `keep` gives, which is repeated for minutes while a store is away.
+
+        So are no more answers than there are calls at once: each has the place of its call meanwhile.
+
+        Raises:
+            UnavailableError: it still is, or the service stops.
+        """
+        loop, backoff = asyncio.get_running_loop(), Backoff(0.2, 2.0)
+        end, unkept = loop.time() + _KEEP_SECONDS, 0
+        try:
+            while True:
+                try:
+                    return await keep()
+                except UnavailableError as error:
+                    if loop.time() >= end:
+                        raise
+                    if not unkept and error.reason == "DATABASE_UNAVAILABLE":
+                        unkept = 1
+                        self._unkept += 1
+                if self._stopping.is_set():
+                    end = min(end, loop.time() + _STOPPING_SECONDS)
+                await asyncio.sleep(backoff.next())
+        finally:
+            self._unkept -= unkept
 
     def waits(self) -> None:
         """One more was journalled so."""
@@ -73,9 +123,9 @@ class Answers:
             try:
                 while texts := await self._texts.some(_TOGETHER):
                     await self._move(texts)
-                self._waiting, self._is_away = 0, False
+                self._waiting, self.are_stuck = 0, False
             except UnavailableError as error:
-                self._is_away = True
+                self.are_stuck = True
                 _log.warning("answers wait in the database", why=error.message)
 
     async def _move(self, texts: Sequence[WaitingText]) -> None:
@@ -140,18 +190,13 @@ class QuestionJournal:
         """See Journal."""
         return b"".join([chunk async for chunk in self._answers.chunks(self._owner.tenant, kept.sha256)]).decode()
 
+    async def ready(self) -> None:
+        """See Journal."""
+        self._answers.check()
+
     async def answered(self, place: Place, prompt: Prompt, reply: Reply, usage: Usage, latency: float) -> Kept:
         """See Journal."""
-        backoff: Backoff | None = None
-        for left in range(_TRIES - 1, -1, -1):
-            try:
-                return await self._answered(place, prompt, reply, usage, latency)
-            except UnavailableError:
-                if not left:
-                    raise
-            backoff = backoff or Backoff(0.2, 2.0)
-            await asyncio.sleep(backoff.next())
-        raise AssertionError  # for the type checker
+        return await self._answers.kept(lambda: self._answered(place, prompt, reply, usage, latency))
 
     async def _answered(self, place: Place, prompt: Prompt, reply: Reply, usage: Usage, latency: float) -> Kept:
         body = reply.text.encode(errors="replace")

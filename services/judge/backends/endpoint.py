@@ -33,6 +33,9 @@ T_co = TypeVar("T_co", covariant=True)
 class Keeper(Protocol[T_co]):
     """Keeps what comes of a call."""
 
+    async def ready(self) -> None:
+        """Raise where it could not be kept: the call is not made then."""
+
     async def answered(self, reply: Reply, seconds: float) -> T_co:
         """It was answered, after so many seconds."""
 
@@ -85,6 +88,7 @@ class Endpoint:
             CallError: it gave no answer.
             BudgetExhaustedError: it does not fit into a budget, and was not made.
             ResourceExhaustedError: too many calls wait already, and it was not made.
+            UnavailableError: its reply could not be kept, and it was not made.
         """
         async with AsyncExitStack() as stack:
             spend = [await stack.enter_async_context(meter.call(self.most(ask))) for meter in meters]
@@ -101,6 +105,11 @@ class Endpoint:
                 await self._wait()
             finally:
                 self._waiting -= 1
+            try:
+                await keeper.ready()
+            except BaseException:
+                self._breaker.given_up()
+                raise
             return await whole(self._made(ask, spend, keeper), self._stopping)
 
     async def _made(self, ask: Ask, spend: Sequence[Callable[[Amount], None]], keeper: Keeper[T_co]) -> T_co:

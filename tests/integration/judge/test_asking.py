@@ -30,12 +30,13 @@ ATTEMPTS = 3
 
 
 class Notes:
-    """A journal that only remembers. `broken`: votes whose answers it cannot take."""
+    """A journal that only remembers. `broken`: votes whose answers it cannot take; `full`: it takes none."""
 
     def __init__(self, *broken: int) -> None:
         self.given: list[tuple[Kept, str]] = []
         self.failures = 0
         self.broken = broken
+        self.full = False
         self.asked_to_keep, self.go_on = asyncio.Event(), asyncio.Event()
         self.go_on.set()
 
@@ -44,6 +45,10 @@ class Notes:
 
     async def text(self, kept: Kept) -> str:
         return next(text for other, text in self.given if other == kept)
+
+    async def ready(self) -> None:
+        if self.full:
+            raise UnavailableError("full")
 
     async def answered(self, place: Place, prompt: Prompt, reply: Reply, usage: Usage, latency: float) -> Kept:
         self.asked_to_keep.set()

@@ -39,6 +39,19 @@ async def test_votes_are_kept_where_a_sibling_fails(server: JudgeServer) -> None
     assert len(server.requests) == 4
 
 
+async def test_no_call_is_made_whose_answer_could_not_be_kept(server: JudgeServer) -> None:
+    """It waits for its turn, and looks when that has come; the one before it comes to its end."""
+    notes = Notes()
+    server.behave("wait")
+    asking = asyncio.create_task(ask(settings(server, concurrency=1), question(), votes=2, notes=notes))
+    await arrivals(server, 1)
+    notes.full = True
+    server.go_on.set()
+    with pytest.raises(UnavailableError, match="full"):
+        await asking
+    assert len(notes.given) == len(server.requests) == 1
+
+
 async def test_an_answer_is_kept_whose_caller_leaves_while_it_is_stored(server: JudgeServer) -> None:
     notes = Notes()
     notes.go_on.clear()

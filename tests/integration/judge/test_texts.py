@@ -3,15 +3,17 @@
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
 import psycopg
 import pytest
 
 from services.common.db import connect, migrate
+from services.common.errors import UnavailableError
 from services.common.objects import ObjectStore
 from services.judge.__main__ import MIGRATIONS
 from services.judge.answers.reading import Finish
@@ -42,13 +44,42 @@ def own_database(database: str) -> str:
     return url
 
 
+class Counting(ObjectStore):
+    """Counts what it is given; `tried` is told each time."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.tries, self.tried = 0, asyncio.Event()
+
+    async def put(self, name: str, body: bytes | IO[bytes]) -> None:
+        self.tries += 1
+        self.tried.set()
+        await super().put(name, body)
+
+
+@contextmanager
+def away(url: str) -> Iterator[None]:
+    """A database takes no connection, and has none, for the time of the context."""
+    base, query = (url.partition("?")[part] for part in (0, 2))
+    server, _, name = base.rpartition("/")
+    with psycopg.connect(f"{server}/postgres?{query}", autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")  # type: ignore[arg-type]
+        try:
+            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+            yield
+        finally:
+            connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")  # type: ignore[arg-type]
+
+
 @asynccontextmanager
-async def journals(url: str, folder: Path) -> AsyncIterator[tuple[Answers, QuestionJournal, TextStore, ClaimStore]]:
+async def journals(
+    url: str, objects: ObjectStore | Path, stopping: asyncio.Event | None = None
+) -> AsyncIterator[tuple[Answers, QuestionJournal, TextStore, ClaimStore]]:
     """Of one question, whose answers so far are not looked up."""
     engine = connect(url)
     turns, lines = Turns(engine, 1), Lines(engine, 1)
     texts, calls, claims = TextStore(turns), CallStore(turns, lines), ClaimStore(lines)
-    answers = Answers(ObjectStore(folder.as_uri()), texts)
+    answers = Answers(objects if isinstance(objects, ObjectStore) else ObjectStore(objects.as_uri()), texts, stopping)
     owner = Owner("t", "run", "", "", "outcome")
     journal = QuestionJournal((), calls, answers, owner, {"j": "m"}, lambda: datetime.now(UTC))
     try:
@@ -88,25 +119,77 @@ async def test_a_text_is_there_before_and_after_its_way(own_database: str, tmp_p
 
 
 async def test_what_cannot_wait_is_put_at_once(own_database: str, tmp_path: Path) -> None:
-    """A long text, one that PostgreSQL does not take, and every one while the object store is away."""
+    """A long text, and one that PostgreSQL does not take."""
     async with journals(own_database, tmp_path) as (answers, journal, texts, _claims):
         for vote, text in enumerate(("x" * (64 << 10) + "y", "a\0b", "half \ud800")):
             sha256 = await answered(journal, text, vote)
             assert await read(answers, sha256) == text.encode(errors="replace")
         assert await texts.some(1) == []
-        folder, aside = tmp_path / "answers" / "t", tmp_path / "aside"
-        waits = await answered(journal, "It waits.", 3)
-        folder.rename(aside)
+
+
+async def test_the_database_keeps_answers_while_the_object_store_is_away(own_database: str, tmp_path: Path) -> None:
+    async with journals(own_database, tmp_path) as (answers, journal, texts, _claims):
+        folder = tmp_path / "answers"
         folder.write_text("in the way")
+        await answered(journal, "It waits.")
         moving = asyncio.create_task(answers.move())
         async with asyncio.timeout(60):
-            while answers.may_wait("x", b"x"):
+            while not answers.are_stuck:
                 await asyncio.sleep(0)
-        moving.cancel()
+        later = await answered(journal, "It waits too.", 1)
+        assert await read(answers, later) == b"It waits too."
+        await journal.ready()
         folder.unlink()
-        aside.rename(folder)
-        assert await read(answers, waits) == b"It waits."
-        assert [one.text for one in await texts.some(2)] == ["It waits."]
+        await answered(journal, "It does not.", 2)
+        async with asyncio.timeout(60):
+            while await texts.some(1):
+                pass
+        moving.cancel()
+        assert (folder / "t" / later).read_bytes() == b"It waits too."
+
+
+async def test_an_answer_waits_for_a_store_that_is_away_for_long(own_database: str, tmp_path: Path) -> None:
+    objects, folder = Counting(tmp_path.as_uri()), tmp_path / "answers"
+    folder.write_text("in the way")
+    text = "x" * (64 << 10) + "y"
+    async with journals(own_database, objects) as (answers, journal, _texts, _claims):
+        keeping = asyncio.create_task(answered(journal, text))
+        async with asyncio.timeout(90):
+            while objects.tries < 6:
+                assert not keeping.done()
+                objects.tried.clear()
+                await objects.tried.wait()
+        # The database takes all others meanwhile.
+        await journal.ready()
+        folder.unlink()
+        assert await read(answers, await keeping) == text.encode()
+
+
+async def test_nothing_is_asked_while_the_database_takes_no_answer(own_database: str, tmp_path: Path) -> None:
+    async with journals(own_database, tmp_path) as (answers, journal, _texts, _claims):
+        await journal.ready()
+        with away(own_database):
+            keeping = asyncio.create_task(answered(journal, "It did."))
+            async with asyncio.timeout(60):
+                while True:
+                    try:
+                        await journal.ready()
+                    except UnavailableError as error:
+                        assert error.reason == "ANSWERS_NOT_KEPT"
+                        break
+                    await asyncio.sleep(0)
+        assert await read(answers, await asyncio.wait_for(keeping, 90)) == b"It did."
+        await journal.ready()
+
+
+async def test_a_service_that_stops_gives_up_what_no_store_takes(own_database: str, tmp_path: Path) -> None:
+    stopping = asyncio.Event()
+    async with journals(own_database, tmp_path, stopping) as (_answers, journal, _texts, _claims):
+        with away(own_database):
+            stopping.set()
+            with pytest.raises(UnavailableError):
+                await asyncio.wait_for(answered(journal, "It did."), 60)
+            await journal.ready()
 
 
 def test_a_downgrade_loses_no_text(own_database: str) -> None:

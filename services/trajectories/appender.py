@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -26,7 +27,9 @@ _GATHERINGS: Final = 4
 class Store(Protocol):
     """What the appender needs."""
 
-    async def append(self, appends: list[Append]) -> list[int | OrchardError]:
+    async def append(
+        self, appends: list[Append], early: Callable[[Mapping[int, int]], None]
+    ) -> list[int | OrchardError]:
         """See store.appends.AppendStore."""
 
 
@@ -106,9 +109,16 @@ class Appender:
                 return
 
     async def _write(self, batch: list[_Waiting]) -> list[int | OrchardError]:
-        """What became of each. What the database does not take of one writer fails for that one alone."""
+        """What became of each. What the database does not take of one writer fails for that one alone, and what one has
+        to wait for delays no other's answer.
+        """
+
+        def early(added: Mapping[int, int]) -> None:
+            for place, next_index in added.items():
+                _settle(batch[place].result, next_index)
+
         try:
-            return await self._store.append([waiting.append for waiting in batch])
+            return await self._store.append([waiting.append for waiting in batch], early)
         except OrchardError as error:
             return [error] * len(batch)
         except Exception as error:  # noqa: BLE001 (whatever is wrong with one, the others go on)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -56,21 +56,32 @@ class AppendStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def append(self, appends: Sequence[Append]) -> list[int | OrchardError]:
-        """Add the steps of each; when this returns they are durable.
+    async def append(
+        self, appends: Sequence[Append], early: Callable[[Mapping[int, int]], None] | None = None
+    ) -> list[int | OrchardError]:
+        """Add the steps of each; when this returns they are durable. `early` is told of those that are so before the
+        others, by their places, with the indices as below.
 
-        Returns, for each, the index of the trajectory's next step, or why nothing of it was added.
+        Returns, for each, the index of the trajectory's next step, or why not: UnavailableError where the database does
+        not answer for that one, so that it is not known whether anything was added. A repeat is safe.
 
         Raises:
-            UnavailableError: the database does not answer. Whether anything was added is not known; a repeat is safe.
+            UnavailableError: the same of all of them.
         """
         results: dict[int, int | OrchardError] = {}
         plain = _plain(appends)
         if plain:
-            results |= await self._append_plain(plain)
+            added = await self._append_plain(plain)
+            results |= added
+            if early is not None:
+                early(added)
         rest = {position: append for position, append in enumerate(appends) if position not in results}
         if rest:
-            results |= zip(rest, await self._append_any(list(rest.values())), strict=True)
+            try:
+                results |= zip(rest, await self._append_any(list(rest.values())), strict=True)
+            except OrchardError as error:
+                # Of these alone: the ones above are durable.
+                results |= dict.fromkeys(rest, error)
         return [results[position] for position in range(len(appends))]
 
     async def _append_plain(self, appends: Mapping[int, Append]) -> dict[int, int]:
@@ -143,8 +154,8 @@ _NAMED: Final = f"""
 # nothing is added to it, and whoever packs or deletes it may hold it for a while.
 _LOCK: Final = f"{_NAMED} WHERE t.status = {Status.OPEN.value} ORDER BY t.key FOR UPDATE OF t"
 _SEALED: Final = f"{_NAMED} WHERE t.status <> {Status.OPEN.value}"
-# What is open, its writer's own, and ends where the steps begin, gets them; of anything else nothing is told. The rows
-# are locked in the order of their keys here too, and looked at again where somebody else changed them meanwhile.
+# What is open, its writer's own, and ends where the steps begin, gets them; of anything else nothing is told, nor of
+# what somebody else has locked: who waits for that does so with all else that has to be looked at.
 _PLAIN: Final = f"""
     WITH news AS (
         SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::bigint[], %s::float8[], {_BIGINTS})
@@ -152,7 +163,7 @@ _PLAIN: Final = f"""
     ), locked AS (
         SELECT t.key FROM {SCHEMA}.trajectories t JOIN news ON t.tenant = news.tenant AND t.trajectory_id = news.id
         WHERE t.status = {Status.OPEN.value} AND t.steps = news.first AND t.writer IN ('', news.writer)
-        ORDER BY t.key FOR UPDATE OF t
+        FOR UPDATE OF t SKIP LOCKED
     ), changed AS (
         UPDATE {SCHEMA}.trajectories t SET writer = news.writer, cost_usd = t.cost_usd + news.cost_usd,
             {", ".join(f"{name} = t.{name} + news.{name}" for name in _SUMS)},

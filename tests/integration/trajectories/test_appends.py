@@ -16,7 +16,9 @@ from services.common.errors import (
     NotFoundError,
     OrchardError,
     ResourceExhaustedError,
+    UnavailableError,
 )
+from services.trajectories.appender import Appender
 from services.trajectories.model import BlobReference, Description, NewStep, Status, Totals
 from services.trajectories.store.appends import STEPS_MOST, Append, AppendStore
 from services.trajectories.store.blobs import BlobIndex
@@ -114,7 +116,7 @@ async def test_what_is_changed_meanwhile_is_looked_at_again(
         ):
             await other.execute(f"UPDATE {SCHEMA}.trajectories SET {change} WHERE trajectory_id = '{name}'")
             appending = asyncio.ensure_future(appends.append([an_append(name, 0, b"0")]))
-            waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%news%%'"
+            waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%wanted%%'"
             async with asyncio.timeout(60):
                 while (await (await watching.execute(waits)).fetchone()) == (0,):
                     assert not appending.done()
@@ -142,3 +144,29 @@ async def test_changes_of_more_than_a_notice_holds_are_all_told(
                 break
     found = [await store.get("t", name) for name in (names[0], names[-1])]
     assert {one.key for one in found if one is not None} <= told
+
+
+async def test_whoever_waits_for_a_row_delays_and_fails_no_others(
+    db: Database, store: TrajectoryStore, database: str
+) -> None:
+    """Another transaction has the rows for longer than a statement may take."""
+    await create(store, "held", "held-too", "free")
+    batch = [an_append("held", 0, b"0"), an_append("held-too", 0, b"0", take_over=True), an_append("free", 0, b"0")]
+    free = await store.get("t", "free")
+    assert free is not None
+    async with await psycopg.AsyncConnection.connect(database) as other:
+        await other.execute(f"SELECT FROM {SCHEMA}.trajectories WHERE trajectory_id LIKE 'held%' FOR UPDATE")
+        appender = Appender(AppendStore(db))
+        appending = [asyncio.create_task(appender.append(one)) for one in batch]
+        worker = asyncio.create_task(appender.run())
+        async with asyncio.timeout(60):
+            assert await appending[2] == 1
+        assert await store.steps(free.key, -1, 1) == [(0, b"0")]
+        results = await asyncio.gather(*appending, return_exceptions=True)
+        assert [type(result) for result in results] == [UnavailableError, UnavailableError, int]
+        worker.cancel()
+        await asyncio.gather(worker, return_exceptions=True)
+        await other.rollback()
+    # A row that is locked is not missing: it is there as soon as it is free, and what was added stays so.
+    assert await AppendStore(db).append(batch) == [1, 1, 1]
+    assert await store.steps(free.key, -1, 1) == [(0, b"0")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -18,7 +19,9 @@ class Store:
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
 
-    async def append(self, appends: list[Append]) -> list[int | OrchardError]:
+    async def append(
+        self, appends: list[Append], early: Callable[[Mapping[int, int]], None]
+    ) -> list[int | OrchardError]:
         names = [append.trajectory_id for append in appends]
         self.batches.append(names)
         await asyncio.sleep(0)
@@ -59,17 +62,21 @@ async def test_a_database_that_is_away_is_told_to_the_whole_batch() -> None:
     assert store.batches == [["a", "away", "b"]]
 
 
-async def test_a_worker_that_ends_tells_its_writers() -> None:
+async def test_a_worker_that_ends_tells_its_writers_and_what_is_durable_is_told_before() -> None:
     class Stuck(Store):
-        async def append(self, appends: list[Append]) -> list[int | OrchardError]:
+        async def append(
+            self, appends: list[Append], early: Callable[[Mapping[int, int]], None]
+        ) -> list[int | OrchardError]:
+            early({place: 1 for place, append in enumerate(appends) if append.trajectory_id == "a"})
             await asyncio.Event().wait()
             return []
 
     appender = Appender(Stuck())
     worker = asyncio.create_task(appender.run())
-    writing = asyncio.create_task(appender.append(an_append("a")))
-    for _ in range(5):
-        await asyncio.sleep(0)
+    durable = asyncio.create_task(appender.append(an_append("a")))
+    writing = asyncio.create_task(appender.append(an_append("b")))
+    assert await asyncio.wait_for(durable, 60) == 1
+    assert not writing.done()
     worker.cancel()
     with pytest.raises(UnavailableError):
         await writing

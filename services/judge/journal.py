@@ -23,6 +23,11 @@ from services.judge.texts import plain
 
 _log = get_logger(__name__)
 
+
+async def _always() -> None:
+    """Nothing is to be made sure of."""
+
+
 _MOST_WAITING: Final = 2000
 _MOST_WAITING_BYTES: Final = 64 << 10
 _TOGETHER: Final = 100
@@ -164,7 +169,12 @@ def _name(tenant: str, sha256: str) -> str:
 
 
 class QuestionJournal:
-    """The journal of one question; see asking.Journal. `kept`: what it has already."""
+    """The journal of one question; see asking.Journal.
+
+    Args:
+        kept: what it has already.
+        sure: raises where nothing more may be asked.
+    """
 
     def __init__(  # noqa: PLR0917
         self,
@@ -174,6 +184,7 @@ class QuestionJournal:
         owner: Owner,
         models: Mapping[str, str],
         clock: Callable[[], datetime],
+        sure: Callable[[], Awaitable[None]] = _always,
     ) -> None:
         self._kept = kept
         self._store = store
@@ -181,6 +192,7 @@ class QuestionJournal:
         self._owner = owner
         self._models = models
         self._clock = clock
+        self._sure = sure
 
     async def kept(self) -> Sequence[Kept]:
         """See Journal."""
@@ -193,6 +205,7 @@ class QuestionJournal:
     async def ready(self) -> None:
         """See Journal."""
         self._answers.check()
+        await self._sure()
 
     async def answered(self, place: Place, prompt: Prompt, reply: Reply, usage: Usage, latency: float) -> Kept:
         """See Journal."""

@@ -6,9 +6,10 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Final
 
 from orchard.rewards.agreement import Confusion, confusion
 from orchard.rewards.claw_eval import task_score
@@ -43,7 +44,7 @@ from services.judge.store.calls import CallStore, Owner
 from services.judge.store.claims import NOWHERE, ClaimStore, Earlier, Origin
 from services.judge.store.endings import Ending, EndingStore, Settled
 from services.judge.store.lanes import Lines
-from services.judge.store.locks import QuestionLocks
+from services.judge.store.locks import LockLostError, QuestionLocks
 from services.judge.store.verdicts import VerdictStore
 from services.judge.votes import combine
 
@@ -70,6 +71,8 @@ class Errand:
 
 
 NO_ERRAND = Errand()
+_TURNS: Final = 5
+"""How often a question is gone on with whose lock was lost."""
 
 
 class Judging:
@@ -163,8 +166,7 @@ class Judging:
         verdict = None
         try:
             with self._lines.joined():
-                async with self._locks.held(name):
-                    verdict = await self._judged(tenant, run, prepared, errand)
+                verdict = await self._alone(name, tenant, run, prepared, errand)
             return verdict
         finally:
             del self._flights[name]
@@ -217,7 +219,21 @@ class Judging:
             await whole(self._endings.add(Ending(tenant, run, prepared.key, verdict, None, errand.origin)))
         return verdict
 
-    async def _judged(self, tenant: str, run: str, prepared: Prepared, errand: Errand) -> Verdict:
+    async def _alone(self, name: str, tenant: str, run: str, prepared: Prepared, errand: Errand) -> Verdict:
+        """Judge under the lock; where that is lost to another replica, go on from what that one leaves."""
+        turns = 0
+        while True:
+            turns += 1
+            try:
+                async with self._locks.held(name) as sure:
+                    return await self._judged(tenant, run, prepared, errand, sure)
+            except LockLostError:
+                if turns == _TURNS:
+                    raise
+
+    async def _judged(
+        self, tenant: str, run: str, prepared: Prepared, errand: Errand, sure: Callable[[], Awaitable[None]]
+    ) -> Verdict:
         question, started = prepared.question, time.monotonic()
         # Another replica may have been first.
         known = await self._claims.known(tenant, run, prepared.sought, errand.origin)
@@ -231,7 +247,7 @@ class Judging:
         if missing := lacks_evidence(question):
             reading = Reading(Excluded(Reason.NO_EVIDENCE), missing)
         else:
-            asker = await self._asker(tenant, run, prepared, prompts, errand, known.answers)
+            asker = await self._asker(tenant, run, prepared, prompts, errand, known.answers, sure)
             votes = await asker.votes()
             reading, settled, cuts = _together(prepared, votes), asker.settled, (await prompts.of())[1].cuts
         verdict = self._verdict(prepared, reading, votes, cuts, time.monotonic() - started)
@@ -241,7 +257,14 @@ class Judging:
         return verdict
 
     async def _asker(  # noqa: PLR0917
-        self, tenant: str, run: str, prepared: Prepared, prompts: Prompts, errand: Errand, kept: Sequence[Kept]
+        self,
+        tenant: str,
+        run: str,
+        prepared: Prepared,
+        prompts: Prompts,
+        errand: Errand,
+        kept: Sequence[Kept],
+        sure: Callable[[], Awaitable[None]],
     ) -> Asker:
         question = prepared.question
         for sha256 in dict.fromkeys(shown_images(question)):
@@ -249,7 +272,7 @@ class Judging:
         rubric = question.rubric.name if question.rubric else question.kind.name.lower()
         models = {endpoint.settings.name: endpoint.settings.model for endpoint in prepared.endpoints}
         owner = Owner(tenant, run, "", "", rubric, errand.origin.batch_id)
-        journal = QuestionJournal(kept, self._calls, self._answers, owner, models, self._clock)
+        journal = QuestionJournal(kept, self._calls, self._answers, owner, models, self._clock, sure)
         meters = [*errand.meters, Meter(prepared.budget)]
         return Asker(prompts, f"{tenant}/{run}", prepared.parameters, prepared.endpoints, meters, journal)
 

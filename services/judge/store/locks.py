@@ -1,35 +1,51 @@
 """One judge at a time for a question, over all replicas.
 
 An advisory lock of the database that a connection of its own holds: when its process dies the lock is free at once, and
-the next one goes on from the journal.
+the next one goes on from the journal. Where the connection alone is lost, all that it held is taken again on the next
+before anything else, and whoever holds what somebody else took meanwhile is told before it asks a judge again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final, NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.common.backoff import Backoff
+from services.common.db import is_closed
+from services.common.errors import UnavailableError
+from services.common.logs import get_logger
 from services.judge.endings import whole
 from services.judge.store.lanes import Connection, Lane, Line, Lines
 
+_log = get_logger(__name__)
+
 _POLL_SECONDS: Final = 1.0
+_WATCH_SECONDS: Final = 0.2
 _MOST_HELD: Final = 1000
 """Of one replica at once. The server keeps advisory locks in a table of a fixed size: 6,400, as it is shipped."""
 _TRY: Final = "SELECT pg_try_advisory_lock(key) FROM unnest(%s::bigint[]) AS key"
 _FREE: Final = "SELECT pg_advisory_unlock(key) FROM unnest(%s::bigint[]) AS key"
+_FREE_ALL: Final = "SELECT pg_advisory_unlock_all()"
+
+
+class LockLostError(UnavailableError):
+    """The connection was lost, and another process has taken the lock meanwhile."""
 
 
 class _Turn(NamedTuple):
-    """Take a lock, or let it go."""
+    """Take a lock, or let it go; None looks whether the connection is well."""
 
     key: int
-    take: bool
+    take: bool | None
+
+
+_LOOK: Final = _Turn(0, None)
 
 
 class QuestionLocks:
@@ -37,22 +53,29 @@ class QuestionLocks:
 
     def __init__(self, engine: AsyncEngine, lines: Lines, *, most: int = _MOST_HELD) -> None:
         self._line = Line(engine, holds=True)
-        self._lane = Lane(lines, "locks of questions", _take_turns, line=self._line)
+        self._lane = Lane(lines, "locks of questions", self._take_turns, line=self._line)
         self._room = asyncio.Semaphore(most)
+        self._held: set[int] = set()
+        self._session: Connection | None = None
+        """What holds them."""
+        self._watching: asyncio.Task[None] | None = None
 
     @asynccontextmanager
-    async def held(self, name: str) -> AsyncIterator[None]:
-        """Hold the lock of a name; waits for whoever has it.
+    async def held(self, name: str) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+        """Hold the lock of a name; waits for whoever has it. What it gives makes sure that it is held still.
 
         Raises:
             UnavailableError: the database does not answer.
+            LockLostError: it is not held any more.
         """
-        key = int.from_bytes(hashlib.sha256(f"orchard:judge:{name}".encode()).digest()[:8], signed=True)
+        key = key_of(name)
         async with self._room:
             while not await self._try(key):  # noqa: ASYNC110 (another process has it)
                 await asyncio.sleep(Backoff(_POLL_SECONDS, _POLL_SECONDS).next())
+            if self._watching is None:
+                self._watching = asyncio.create_task(self._watch(), name="watch the locks of questions")
             try:
-                yield
+                yield partial(self._sure, key)
             finally:
                 self._release(key)
 
@@ -67,23 +90,88 @@ class QuestionLocks:
 
     async def close(self) -> None:
         """Let go of everything."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         await self._lane.close()
         await self._line.close()
 
     def _release(self, key: int) -> None:
+        if key not in self._held:
+            return  # it was lost
+        self._held.discard(key)
         # Nobody waits for it: who takes it next here stands behind it. Where it fails, the connection is gone, and with
         # it the lock.
         self._lane.begin(_Turn(key, take=False)).add_done_callback(lambda done: done.cancelled() or done.exception())
 
+    def _is_sound(self) -> bool:
+        connection = self._line.connection
+        return connection is not None and connection is self._session and not is_closed(connection)
 
-async def _take_turns(connection: Connection, turns: Sequence[_Turn]) -> list[bool]:
-    # A key that is let go and taken in one group was let go first: nobody takes what this process has.
-    results: dict[_Turn, bool] = {}
-    for take, statement in ((False, _FREE), (True, _TRY)):
-        if keys := [turn.key for turn in turns if turn.take is take]:
-            cursor = await connection.execute(statement, [keys])
-            results |= {_Turn(key, take): row[0] for key, row in zip(keys, await cursor.fetchall(), strict=True)}
-    return [results[turn] for turn in turns]
+    async def _sure(self, key: int) -> None:
+        if not self._is_sound():
+            await self._look()
+        if key not in self._held:
+            raise LockLostError("another replica judges this question now; retry", reason="QUESTION_TAKEN")
+
+    async def _look(self) -> None:
+        """Have a connection that is well, on which everything is held again that could be."""
+        try:
+            await self._lane.do(_LOOK)
+        except UnavailableError:
+            await self._lane.do(_LOOK)  # it has found out that the connection is gone; this one makes another
+
+    async def _watch(self) -> None:
+        """While anything is held: the sooner it is held again, the fewer find it free."""
+        backoff = Backoff(_WATCH_SECONDS, _POLL_SECONDS)
+        try:
+            while self._held:
+                await asyncio.sleep(_WATCH_SECONDS)
+                if self._is_sound():
+                    continue
+                try:
+                    await self._look()
+                except UnavailableError as error:
+                    _log.warning("the locks of questions are not held now", why=error.message)
+                    await asyncio.sleep(backoff.next())
+                else:
+                    backoff.reset()
+        finally:
+            self._watching = None
+
+    async def _take_turns(self, connection: Connection, turns: Sequence[_Turn]) -> list[bool]:
+        if connection is not self._session:
+            await self._take_again(connection)
+        # A key that is let go and taken in one group was let go first: nobody takes what this process has.
+        results: dict[_Turn, bool] = {_LOOK: True}
+        if keys := [turn.key for turn in turns if turn.take is False]:
+            await connection.execute(_FREE, [keys])
+            results |= {_Turn(key, take=False): True for key in keys}
+        if any(turn.take is not False for turn in turns):
+            taken = await _taken(connection, [turn.key for turn in turns if turn.take])
+            self._held |= {key for key, is_taken in taken.items() if is_taken}
+            results |= {_Turn(key, take=True): is_taken for key, is_taken in taken.items()}
+        return [results[turn] for turn in turns]
+
+    async def _take_again(self, connection: Connection) -> None:
+        # Where this was begun on it before and failed, some would be held twice.
+        await connection.execute(_FREE_ALL)
+        if self._held:
+            taken = await _taken(connection, sorted(self._held))
+            # Those that were let go meanwhile stand in line to be.
+            self._held &= {key for key, is_taken in taken.items() if is_taken}
+            _log.warning("locks of questions were taken again", held=len(self._held), of=len(taken))
+        self._session = connection
+
+
+def key_of(name: str) -> int:
+    """The advisory lock of a name."""
+    return int.from_bytes(hashlib.sha256(f"orchard:judge:{name}".encode()).digest()[:8], signed=True)
+
+
+async def _taken(connection: Connection, keys: Sequence[int]) -> dict[int, bool]:
+    cursor = await connection.execute(_TRY, [keys])
+    return {key: row[0] for key, row in zip(keys, await cursor.fetchall(), strict=True)}
 
 
 async def _result(future: asyncio.Future[bool]) -> bool:

@@ -1,12 +1,17 @@
 """Replicas that share a database, and a service that stops in the middle."""
 
 import asyncio
+from datetime import datetime
 
 import grpc
 import psycopg
 import pytest
 
-from tests.integration.judge.conftest import Calls, ServiceProcess, running
+from services.common.db import connect
+from services.judge.store.lanes import Lines
+from services.judge.store.locks import LockLostError, QuestionLocks, key_of
+from tests.integration.judge.conftest import STEPS, Calls, ServiceProcess, running
+from tests.integration.judge.test_service import SCORED
 from tests.support.judge_server import JudgeServer
 
 
@@ -37,6 +42,128 @@ async def test_two_replicas_judge_a_question_once(process: ServiceProcess, serve
         assert [verdict.cached for verdict in verdicts] == [False, True]
         assert verdicts[0].verdict_id == verdicts[1].verdict_id
         assert len(server.requests) == 1
+
+
+async def holder(database: str, *, but: int = 0) -> tuple[int, int]:
+    """The process of the server that holds a question, and its key; not the one that did before."""
+    async with (
+        asyncio.timeout(90),
+        await psycopg.AsyncConnection.connect(database, autocommit=True) as connection,
+    ):
+        while True:
+            cursor = await connection.execute(
+                "SELECT pid, (classid::bigint << 32) | objid::bigint FROM pg_locks "
+                "WHERE locktype = 'advisory' AND granted AND pid <> %s",
+                (but,),
+            )
+            if row := await cursor.fetchone():
+                return row[0], row[1]
+
+
+async def tries(database: str, since: datetime) -> set[datetime]:
+    """When a question was last tried to be taken by whoever has tried since then."""
+    async with await psycopg.AsyncConnection.connect(database) as connection:
+        cursor = await connection.execute(
+            "SELECT query_start FROM pg_stat_activity WHERE query LIKE 'SELECT pg_try_advisory_lock%%' "
+            "AND query_start > %s",
+            (since,),
+        )
+        return {row[0] for row in await cursor.fetchall()}
+
+
+async def in_line(database: str, pid: int) -> None:
+    """Until a process of the server waits for a lock."""
+    async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
+        row = None
+        while row is None:
+            query = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND pid = %s"
+            row = await (await connection.execute(query, (pid,))).fetchone()
+
+
+async def terminate(database: str, pid: int) -> None:
+    async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
+        await connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
+
+
+async def test_a_replica_that_loses_its_connection_keeps_its_questions(
+    process: ServiceProcess, server: JudgeServer
+) -> None:
+    server.behave("wait")
+    with running(process.database, process.objects, server.port) as twin:
+        async with (
+            grpc.aio.insecure_channel(process.address) as one,
+            grpc.aio.insecure_channel(twin.address) as other,
+        ):
+            first = asyncio.create_task(Calls(process, one).judge())
+            await asyncio.wait_for(server.arrived.wait(), 90)
+            lost, _key = await holder(process.database)
+            await terminate(process.database, lost)
+            await holder(process.database, but=lost)
+            second = asyncio.create_task(Calls(twin, other, process.tenant).judge())
+            while await locking(process.database) < 2:
+                assert not second.done()
+            server.go_on.set()
+            verdicts = await asyncio.gather(first, second)
+        assert [verdict.cached for verdict in verdicts] == [False, True]
+        assert verdicts[0].verdict_id == verdicts[1].verdict_id
+        assert len(server.requests) == 1
+
+
+async def test_a_question_that_somebody_else_took_waits_for_them(process: ServiceProcess, server: JudgeServer) -> None:
+    """A pair is asked about twice. Between the calls the lock is lost to one who has stood in line for it."""
+    server.behave("wait", "bad")
+    async with (
+        grpc.aio.insecure_channel(process.address) as channel,
+        await psycopg.AsyncConnection.connect(process.database, autocommit=True) as other,
+        asyncio.timeout(90),
+    ):
+        judging = asyncio.create_task(Calls(process, channel).judge(STEPS, STEPS, kind="PAIRWISE"))
+        await server.arrived.wait()
+        lost, key = await holder(process.database)
+        taking = asyncio.create_task(other.execute("SELECT pg_advisory_lock(%s)", (key,)))
+        await in_line(process.database, other.info.backend_pid)
+        await terminate(process.database, lost)
+        await taking
+        server.go_on.set()
+        # It tries again and again, and asks for nothing meanwhile.
+        row = await (await other.execute("SELECT clock_timestamp()")).fetchone()
+        assert row is not None
+        seen: set[datetime] = set()
+        while len(seen) < 4:
+            assert not judging.done()
+            seen |= await tries(process.database, row[0])
+        assert len(server.requests) == 1
+        await other.execute("SELECT pg_advisory_unlock(%s)", (key,))
+        verdict = await judging
+        assert (verdict.state, verdict.usage.calls, len(server.requests)) == (SCORED, 2, 2)
+
+
+async def test_what_is_held_is_held_again_or_told(database: str) -> None:
+    engine = connect(database)
+    locks = QuestionLocks(engine, Lines(engine, 1))
+    try:
+        async with (
+            locks.held("kept") as kept,
+            locks.held("lost") as lost,
+            await psycopg.AsyncConnection.connect(database, autocommit=True) as other,
+            asyncio.timeout(60),
+        ):
+            await kept()
+            assert locks._line.connection is not None
+            pid = locks._line.connection.info.backend_pid
+            taking = asyncio.create_task(other.execute("SELECT pg_advisory_lock(%s)", (key_of("lost"),)))
+            await in_line(database, other.info.backend_pid)
+            await terminate(database, pid)
+            await taking
+            with pytest.raises(LockLostError):
+                await lost()
+            await kept()
+            for name, is_free in (("kept", False), ("lost", True)):
+                cursor = await other.execute("SELECT pg_try_advisory_lock(%s)", (key_of(name),))
+                assert await cursor.fetchone() == (is_free,)
+    finally:
+        await locks.close()
+        await engine.dispose()
 
 
 async def test_a_service_that_stops_tells_its_batches(process: ServiceProcess, server: JudgeServer) -> None:

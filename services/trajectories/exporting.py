@@ -10,7 +10,7 @@ from typing import Final
 
 from services.common.objects import ObjectStore
 from services.trajectories.model import Filter, StepValue, Trajectory
-from services.trajectories.packing import unpacked_whole
+from services.trajectories.packing import count_of, unpacked_whole
 from services.trajectories.store.trajectories import TrajectoryStore
 
 WHOLE_BYTES: Final = 960 << 10  # of steps; with all else it still is one message
@@ -65,12 +65,18 @@ class Exporter:
     async def _unpack(self, part: Sequence[Trajectory]) -> dict[int, bytes | None]:
         packed = [one for one in part if one.object_name]
         objects = await self._objects.small([one.object_name for one in packed], WHOLE_BYTES)
-        framed = await asyncio.to_thread(_unpack_all, objects)
+        framed = await asyncio.to_thread(_unpack_all, objects, [one.totals.steps for one in packed])
         return {one.key: steps for one, steps in zip(packed, framed, strict=True)}
 
 
-def _unpack_all(objects: Sequence[bytes | None]) -> list[bytes | None]:
-    return [None if one is None else unpacked_whole(one, WHOLE_BYTES) for one in objects]
+def _unpack_all(objects: Sequence[bytes | None], steps: Sequence[int]) -> list[bytes | None]:
+    return [None if one is None else _whole(one, count) for one, count in zip(objects, steps, strict=True)]
+
+
+def _whole(packed: bytes, steps: int) -> bytes | None:
+    """None also of what has not all steps: who reads it piece by piece is told of that."""
+    framed = unpacked_whole(packed, WHOLE_BYTES)
+    return framed if framed is not None and count_of(framed) == steps else None
 
 
 async def _ahead(parts: AsyncGenerator[_Part, None]) -> AsyncGenerator[_Part, None]:

@@ -69,12 +69,25 @@ def unpacked_whole(packed: bytes, most_bytes: int) -> bytes | None:
         return None
 
 
+class DamagedError(Exception):
+    """A packed object is not what was packed: it was cut off, or changed."""
+
+
 async def unpacked(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Decompress."""
+    """Decompress.
+
+    Raises:
+        DamagedError: in the end too, when all that there is was returned.
+    """
     decompressor = zstandard.ZstdDecompressor().decompressobj()
-    async for chunk in chunks:
-        if piece := decompressor.decompress(chunk):
-            yield piece
+    try:
+        async for chunk in chunks:
+            if piece := decompressor.decompress(chunk):
+                yield piece
+    except zstandard.ZstdError as error:
+        raise DamagedError from error
+    if not decompressor.eof or decompressor.unused_data:
+        raise DamagedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +100,11 @@ class Run:
 
 
 async def runs(chunks: AsyncIterator[bytes], *, first: int, most_bytes: int) -> AsyncIterator[Run]:
-    """The frames of a stream from step `first` on, in runs of at most `most_bytes` unless one step alone is larger."""
+    """The frames of a stream from step `first` on, in runs of at most `most_bytes` unless one step alone is larger.
+
+    Raises:
+        DamagedError: the stream ends within a frame.
+    """
     buffer, index = bytearray(), 0
     async for chunk in chunks:
         buffer += chunk
@@ -102,9 +119,19 @@ async def runs(chunks: AsyncIterator[bytes], *, first: int, most_bytes: int) -> 
         if position > begin:
             yield Run(begun_at, index - begun_at, bytes(buffer[begin:position]))
         del buffer[:position]
+    if buffer:
+        raise DamagedError
 
 
-def _frame_end(buffer: bytearray, start: int) -> int | None:
+def count_of(framed: bytes) -> int:
+    """How many whole frames there are."""
+    count, position = 0, 0
+    while (end := _frame_end(framed, position)) is not None:
+        count, position = count + 1, end
+    return count
+
+
+def _frame_end(buffer: bytes | bytearray, start: int) -> int | None:
     """Where the frame at `start` ends; None if it is not whole yet."""
     size, shift, position = 0, 0, start + 1
     while position < len(buffer):

@@ -13,10 +13,12 @@ from typing import Any, Final
 from services.common.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
+    InternalError,
     NotFoundError,
     UnavailableError,
 )
 from services.common.hub import Hubs
+from services.common.logs import get_logger
 from services.common.objects import ObjectNotFoundError, ObjectStore
 from services.trajectories.appender import Appender
 from services.trajectories.model import (
@@ -30,11 +32,13 @@ from services.trajectories.model import (
     StepValue,
     Trajectory,
 )
-from services.trajectories.packing import Run, frame, runs, unpacked
+from services.trajectories.packing import DamagedError, Run, frame, runs, unpacked
 from services.trajectories.store.annotations import AnnotationStore
 from services.trajectories.store.appends import Append
 from services.trajectories.store.stats import StatsStore
 from services.trajectories.store.trajectories import Deleted, TrajectoryStore
+
+_log = get_logger(__name__)
 
 _BATCH_BYTES: Final = 512 << 10
 _FOLLOW_SECONDS: Final = 4.0
@@ -183,7 +187,12 @@ class Trajectories:
         return await self._stats.stats(tenant, wanted, dimension, label, ks)
 
     async def read(self, trajectory: Trajectory, first: int) -> AsyncGenerator[Run, None]:
-        """The steps from `first` on, framed (packing.py)."""
+        """The steps from `first` on, framed (packing.py).
+
+        Raises:
+            InternalError: OBJECT_DAMAGED: these are not all of them, and what is missing is nowhere.
+            UnavailableError: read on from the next one.
+        """
         while not trajectory.object_name:
             rows = await self._store.steps(trajectory.key, first - 1, _BATCH_BYTES)
             if rows:
@@ -198,9 +207,14 @@ class Trajectories:
         try:
             async for run in runs(chunks, first=first, most_bytes=_BATCH_BYTES):
                 yield run
+                first = run.first + run.count
+        except DamagedError:
+            raise _damaged(trajectory) from None
         except ObjectNotFoundError:
             await self.get(trajectory.tenant, trajectory.description.trajectory_id)  # it may just have been deleted
             raise UnavailableError("the trajectory's object is not to be found; retry", reason="OBJECT_LOST") from None
+        if first < trajectory.totals.steps:
+            raise _damaged(trajectory)
 
     async def follow(self, trajectory: Trajectory, first: int, stopped: Callable[[], bool]) -> AsyncIterator[bytes]:
         """As `read`, going on with what is appended until the seal. Empty bytes are a sign of life."""
@@ -236,6 +250,17 @@ class Trajectories:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _damaged(trajectory: Trajectory) -> InternalError:
+    trajectory_id = trajectory.description.trajectory_id
+    _log.error("a packed object is damaged", trajectory_id=trajectory_id, object_name=trajectory.object_name)
+    return InternalError(
+        f"the stored steps of trajectory {trajectory_id!r} are damaged; retrying does not help: have their object "
+        "restored, the service's log names it, or delete the trajectory",
+        reason="OBJECT_DAMAGED",
+        trajectory_id=trajectory_id,
+    )
 
 
 def _not_found(trajectory_id: str) -> NotFoundError:

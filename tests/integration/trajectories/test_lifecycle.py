@@ -9,7 +9,7 @@ import pytest
 from orchard.trajectory.v1 import trajectory_pb2, trajectory_service_pb2
 
 from services.common.errors import STATUS_DETAILS_KEY
-from services.trajectories.packing import frame
+from services.trajectories.packing import frame, pack
 from services.trajectories.store.tables import SCHEMA
 from tests.integration.trajectories.conftest import Calls, step, steps
 
@@ -225,3 +225,33 @@ async def test_bad_steps_are_refused_by_field(calls: Calls, message: trajectory_
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert field in caught.value.details()
     assert await calls.read("one") == []
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "shorter", "empty"])
+async def test_a_damaged_object_never_reads_as_a_shorter_trajectory(calls: Calls, damage: str) -> None:
+    for name in ("well", "damaged"):
+        await calls.create(name)
+        await calls.append(name, steps(50))
+        await calls.seal(name)
+        await calls.packed(name)
+    with psycopg.connect(calls.process.database) as connection:
+        query = f"SELECT object_name FROM {SCHEMA}.trajectories WHERE trajectory_id = 'damaged'"
+        ((object_name,),) = connection.execute(query).fetchall()
+    path = calls.process.folder / "objects" / object_name
+    packed = path.read_bytes()
+    kept = [one.SerializeToString(deterministic=True) for one in steps(40)]
+    changed = packed[:-1] + bytes([packed[-1] ^ 1])
+    path.write_bytes({"cut": packed[:-9], "changed": changed, "shorter": pack(kept)[0], "empty": b""}[damage])
+
+    async def export(*names: str) -> list[trajectory_service_pb2.ExportTrajectoriesResponse]:
+        request = trajectory_service_pb2.ExportTrajectoriesRequest(filter={"trajectory_ids": names})
+        return [response async for response in calls.ExportTrajectories(request)]
+
+    damaged = (grpc.StatusCode.INTERNAL, "OBJECT_DAMAGED")
+    assert await fails(calls.read("damaged")) == damaged
+    assert await fails(calls.read("damaged", 45)) == damaged
+    assert await fails(export("damaged")) == damaged
+    assert len(await calls.read("well")) == 50
+    assert sum(len(response.steps) for response in await export("well")) == 50
+    path.write_bytes(packed)
+    assert await calls.read("damaged") == steps(50)

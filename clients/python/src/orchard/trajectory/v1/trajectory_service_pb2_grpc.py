@@ -142,7 +142,8 @@ class TrajectoryServiceServicer:
 
     def ReadSteps(self, request, context):
         """ReadSteps streams the steps of one trajectory, in batches. With follow it goes on with what is appended, and ends with the seal.
-        Errors: NOT_FOUND; UNAVAILABLE (read on from the next index).
+        Errors: NOT_FOUND; UNAVAILABLE (read on from the next index); INTERNAL (OBJECT_DAMAGED: what is stored of a sealed trajectory is
+        not whole, and retrying does not help; the steps before it may have been sent).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -157,7 +158,8 @@ class TrajectoryServiceServicer:
 
     def ExportTrajectories(self, request, context):
         """ExportTrajectories streams whole trajectories, in the order of their creation. A stream that broke goes on from the last
-        resume_token. Errors: INVALID_ARGUMENT; UNAVAILABLE (resume).
+        resume_token. Errors: INVALID_ARGUMENT; UNAVAILABLE (resume); INTERNAL (OBJECT_DAMAGED: the steps of the trajectory that it names
+        cannot be read, and retrying does not help).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

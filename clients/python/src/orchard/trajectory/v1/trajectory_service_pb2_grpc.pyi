@@ -52,13 +52,15 @@ class TrajectoryServiceStub:
     """GetTrajectory returns one trajectory without its steps. Errors: NOT_FOUND."""
     ReadSteps: _grpc.UnaryStreamMultiCallable[_trajectory_service_pb2.ReadStepsRequest, _trajectory_service_pb2.ReadStepsResponse]
     """ReadSteps streams the steps of one trajectory, in batches. With follow it goes on with what is appended, and ends with the seal.
-    Errors: NOT_FOUND; UNAVAILABLE (read on from the next index).
+    Errors: NOT_FOUND; UNAVAILABLE (read on from the next index); INTERNAL (OBJECT_DAMAGED: what is stored of a sealed trajectory is
+    not whole, and retrying does not help; the steps before it may have been sent).
     """
     ListTrajectories: _grpc.UnaryUnaryMultiCallable[_trajectory_service_pb2.ListTrajectoriesRequest, _trajectory_service_pb2.ListTrajectoriesResponse]
     """ListTrajectories returns trajectories in pages. Errors: INVALID_ARGUMENT (bad token, filter or order)."""
     ExportTrajectories: _grpc.UnaryStreamMultiCallable[_trajectory_service_pb2.ExportTrajectoriesRequest, _trajectory_service_pb2.ExportTrajectoriesResponse]
     """ExportTrajectories streams whole trajectories, in the order of their creation. A stream that broke goes on from the last
-    resume_token. Errors: INVALID_ARGUMENT; UNAVAILABLE (resume).
+    resume_token. Errors: INVALID_ARGUMENT; UNAVAILABLE (resume); INTERNAL (OBJECT_DAMAGED: the steps of the trajectory that it names
+    cannot be read, and retrying does not help).
     """
     AnnotateTrajectory: _grpc.UnaryUnaryMultiCallable[_trajectory_service_pb2.AnnotateTrajectoryRequest, _trajectory_service_pb2.AnnotateTrajectoryResponse]
     """AnnotateTrajectory adds rewards, values and labels to a trajectory, sealed or not. A reward supersedes the one of the same name,
@@ -102,13 +104,15 @@ class TrajectoryServiceAsyncStub(TrajectoryServiceStub):
     """GetTrajectory returns one trajectory without its steps. Errors: NOT_FOUND."""
     ReadSteps: _aio.UnaryStreamMultiCallable[_trajectory_service_pb2.ReadStepsRequest, _trajectory_service_pb2.ReadStepsResponse]  # type: ignore[assignment]
     """ReadSteps streams the steps of one trajectory, in batches. With follow it goes on with what is appended, and ends with the seal.
-    Errors: NOT_FOUND; UNAVAILABLE (read on from the next index).
+    Errors: NOT_FOUND; UNAVAILABLE (read on from the next index); INTERNAL (OBJECT_DAMAGED: what is stored of a sealed trajectory is
+    not whole, and retrying does not help; the steps before it may have been sent).
     """
     ListTrajectories: _aio.UnaryUnaryMultiCallable[_trajectory_service_pb2.ListTrajectoriesRequest, _trajectory_service_pb2.ListTrajectoriesResponse]  # type: ignore[assignment]
     """ListTrajectories returns trajectories in pages. Errors: INVALID_ARGUMENT (bad token, filter or order)."""
     ExportTrajectories: _aio.UnaryStreamMultiCallable[_trajectory_service_pb2.ExportTrajectoriesRequest, _trajectory_service_pb2.ExportTrajectoriesResponse]  # type: ignore[assignment]
     """ExportTrajectories streams whole trajectories, in the order of their creation. A stream that broke goes on from the last
-    resume_token. Errors: INVALID_ARGUMENT; UNAVAILABLE (resume).
+    resume_token. Errors: INVALID_ARGUMENT; UNAVAILABLE (resume); INTERNAL (OBJECT_DAMAGED: the steps of the trajectory that it names
+    cannot be read, and retrying does not help).
     """
     AnnotateTrajectory: _aio.UnaryUnaryMultiCallable[_trajectory_service_pb2.AnnotateTrajectoryRequest, _trajectory_service_pb2.AnnotateTrajectoryResponse]  # type: ignore[assignment]
     """AnnotateTrajectory adds rewards, values and labels to a trajectory, sealed or not. A reward supersedes the one of the same name,
@@ -179,7 +183,8 @@ class TrajectoryServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_trajectory_service_pb2.ReadStepsResponse], _abc.AsyncIterator[_trajectory_service_pb2.ReadStepsResponse]]:
         """ReadSteps streams the steps of one trajectory, in batches. With follow it goes on with what is appended, and ends with the seal.
-        Errors: NOT_FOUND; UNAVAILABLE (read on from the next index).
+        Errors: NOT_FOUND; UNAVAILABLE (read on from the next index); INTERNAL (OBJECT_DAMAGED: what is stored of a sealed trajectory is
+        not whole, and retrying does not help; the steps before it may have been sent).
         """
 
     @_abc_1.abstractmethod
@@ -197,7 +202,8 @@ class TrajectoryServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_trajectory_service_pb2.ExportTrajectoriesResponse], _abc.AsyncIterator[_trajectory_service_pb2.ExportTrajectoriesResponse]]:
         """ExportTrajectories streams whole trajectories, in the order of their creation. A stream that broke goes on from the last
-        resume_token. Errors: INVALID_ARGUMENT; UNAVAILABLE (resume).
+        resume_token. Errors: INVALID_ARGUMENT; UNAVAILABLE (resume); INTERNAL (OBJECT_DAMAGED: the steps of the trajectory that it names
+        cannot be read, and retrying does not help).
         """
 
     @_abc_1.abstractmethod

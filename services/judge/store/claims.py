@@ -148,8 +148,8 @@ ORDER BY given.number
 """  # noqa: S608
 
 # Two that come in one group under one id are told apart by what they ask for: the first of them begins it.
-# Where none has its verdict, nobody waits for the disk: what is paid for later is kept with all that was before it, and
-# a request that is forgotten before that begins again.
+# Where none has its verdict, nobody waits for the disk: a request that a crash of the database forgets begins again,
+# and one whose verdict was under way meanwhile comes back with that.
 _BEGIN: Final = f"""
 WITH found AS (
     SELECT given.*, newest.*

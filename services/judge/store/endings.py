@@ -98,6 +98,8 @@ def _row(number: int, ending: Ending) -> dict[str, Any]:
     return row
 
 
+# A crash of the database may have forgotten that a request began (claims.py): it is there again with its verdict,
+# unless its id is something else's by now.
 _WRITE: Final = """
 WITH given AS (
     SELECT * FROM json_to_recordset(%s::json) AS g(
@@ -124,7 +126,9 @@ WITH given AS (
     SET (asked, verdict_id, cached, again) = (excluded.asked, excluded.verdict_id, excluded.cached, excluded.again)
     WHERE item.again
 )
-UPDATE judge.requests AS request SET verdict_id = given.verdict_id, cached = given.cached
-FROM given WHERE given.paid AND given.request_id <> ''
-    AND request.tenant = given.tenant AND request.request_id = given.request_id AND request.verdict_id = ''
+INSERT INTO judge.requests AS request (tenant, request_id, asked, verdict_id, cached, create_time)
+SELECT DISTINCT ON (tenant, request_id) tenant, request_id, asked, verdict_id, cached, now()
+FROM given WHERE paid AND request_id <> '' ORDER BY tenant, request_id, number
+ON CONFLICT (tenant, request_id) DO UPDATE SET (verdict_id, cached) = (excluded.verdict_id, excluded.cached)
+WHERE request.verdict_id = '' AND request.asked = excluded.asked
 """

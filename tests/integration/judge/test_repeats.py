@@ -94,6 +94,40 @@ async def test_the_first_verdict_of_a_request_stays(calls: Calls, server: JudgeS
     assert len(server.requests) == 1
 
 
+async def under_way(calls: Calls, server: JudgeServer) -> asyncio.Task[judge_pb2.Verdict]:
+    """Request r1, while its judge is asked; the database has forgotten it, as a crash has it do."""
+    server.behave("wait")
+    judging = asyncio.create_task(calls.judge(request_id="r1", fresh=True))
+    await asyncio.wait_for(server.arrived.wait(), 60)
+    async with await psycopg.AsyncConnection.connect(calls.process.database, autocommit=True) as connection:
+        cursor = await connection.execute("DELETE FROM judge.requests WHERE tenant = %s", (calls.tenant,))
+        assert cursor.rowcount == 1
+    return judging
+
+
+async def test_a_request_that_a_crash_forgot_has_its_verdict(calls: Calls, server: JudgeServer) -> None:
+    judging = await under_way(calls, server)
+    server.go_on.set()
+    verdict = await judging
+    assert await calls.judge(request_id="r1", fresh=True) == verdict
+    assert (verdict.state, len(server.requests)) == (SCORED, 1)
+    other = calls.judge(request_id="r1", fresh=True, instruction="Do that.")
+    assert await fails(other, grpc.StatusCode.ALREADY_EXISTS, "r1") == "REQUEST_ID_REUSED"
+
+
+async def test_an_id_that_became_something_else_keeps_to_that(calls: Calls, server: JudgeServer) -> None:
+    judging = await under_way(calls, server)
+    fields: dict[str, Any] = {"request_id": "r1", "instruction": "Do that."}
+    stopped = await calls.judge(**fields, budget=judge_pb2.Budget(tokens=10))
+    assert stopped.reason == "BUDGET_EXHAUSTED"
+    server.go_on.set()
+    verdict = await judging
+    later = await calls.judge(**fields, budget=judge_pb2.Budget(tokens=100_000))
+    assert (later.state, len(server.requests)) == (SCORED, 2)
+    assert later.verdict_id != verdict.verdict_id
+    assert await calls.judge(**fields) == later
+
+
 async def test_a_request_that_the_budget_stopped_goes_on_with_a_larger_one(calls: Calls, server: JudgeServer) -> None:
     stopped = await calls.judge(request_id="r1", budget=judge_pb2.Budget(tokens=10))
     assert (stopped.reason, len(server.requests)) == ("BUDGET_EXHAUSTED", 0)

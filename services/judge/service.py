@@ -161,6 +161,8 @@ class Judging:
         while (flight := self._flights.get(name)) is not None:
             # Nothing where the one in front gave up, or had no budget: the next one in line tries.
             if (found := await asyncio.shield(flight)) is not None:
+                if (verdict := await self._of_item(tenant, errand.origin)) is not None:
+                    return verdict
                 return await self._told_again(tenant, run, prepared, found, errand)
         flight = self._flights[name] = asyncio.get_running_loop().create_future()
         verdict = None
@@ -211,6 +213,13 @@ class Judging:
                     "judgement.judges", f"{name!r} is no judge; there are {known}", reason="JUDGE_UNKNOWN", judge=name
                 )
         return tuple(self._endpoints[name] for name in chosen)
+
+    async def _of_item(self, tenant: str, origin: Origin) -> Verdict | None:
+        """The verdict of an item that came before; a request was looked for when it began."""
+        if not origin.batch_id:
+            return None
+        known = await self._claims.known(tenant, "", "", origin)
+        return _of_earlier(origin, known.earlier) if known.earlier else None
 
     async def _told_again(self, tenant: str, run: str, prepared: Prepared, found: Verdict, errand: Errand) -> Verdict:
         """A verdict that is there, as that of another request or item."""

@@ -150,6 +150,18 @@ async def test_an_outage_leaves_no_item_of_a_batch_out_for_good(calls: Calls, se
     assert not server.requests
 
 
+async def test_an_item_that_was_something_else_is_refused_also_beside_its_question(
+    calls: Calls, server: JudgeServer
+) -> None:
+    """Its new words are those of another item, which is being judged at that moment."""
+    await calls.batch("b", {"i": {"instruction": "Do that."}})
+    server.behave("wait")
+    batch = asyncio.create_task(calls.batch("b", {"j": {}, "i": {}}))
+    await asyncio.wait_for(server.arrived.wait(), 60)
+    server.go_on.set()
+    assert await fails(batch, grpc.StatusCode.ALREADY_EXISTS, "'i'") == "ITEM_EXISTS"
+
+
 async def test_nothing_to_see_is_no_number_and_costs_nothing(calls: Calls, server: JudgeServer) -> None:
     for kind, attempts in {
         "OUTCOME": ([STEPS[0]],),

@@ -28,9 +28,16 @@ _COMPANY: Final = 8
 _GATHERING_SECONDS: Final = 0.015
 
 
+_NO_MEMORY: Final = "53200"
+_TOO_MUCH: Final = "54"
+
 T = TypeVar("T")
 R = TypeVar("R")
 Connection = AsyncConnection[Any]
+
+
+class NoRoomError(UnavailableError):
+    """The database has no memory for a statement now; the connection is well."""
 
 
 class Line:
@@ -54,13 +61,19 @@ class Line:
         """The connection; every statement is a transaction.
 
         Raises:
-            UnavailableError: the database does not answer.
+            UnavailableError: the database does not answer, or has no room (NoRoomError).
         """
         async with self._turn:
             try:
                 async with asyncio.timeout(_SECONDS):
                     yield await self._connected()
             except AWAY as error:
+                # Of these its class tells nothing: the database is there, and what the session holds stays.
+                state = str(getattr(error, "sqlstate", ""))
+                if state.startswith(_TOO_MUCH):
+                    raise
+                if state == _NO_MEMORY:
+                    raise NoRoomError("the database is short of memory; retry", reason="DATABASE_FULL") from error
                 await self._drop()
                 raise UnavailableError("the database does not answer; retry", reason="DATABASE_UNAVAILABLE") from error
 
@@ -190,7 +203,7 @@ class Lane(Generic[T, R]):
             async with self._line.used() as connection:
                 results = await self._work(connection, [item for item, _future in group])
         except Exception as error:  # noqa: BLE001 (raised where it is waited for)
-            if len(group) > 1 and not isinstance(error, UnavailableError):
+            if len(group) > 1 and (isinstance(error, NoRoomError) or not isinstance(error, UnavailableError)):
                 # What the database does not take of one fails for that one alone.
                 for one in group:
                     await self._settle([one])

@@ -286,8 +286,10 @@ class TrajectoryServicer:
         context: Any,  # noqa: ARG002
     ) -> AsyncIterator[pb.GetBlobResponse]:
         """See trajectory_service.proto."""
-        if request.offset < 0:
-            raise InvalidArgumentError.of("offset", "must not be negative")
+        fields = Fields()
+        values.check_sha256(fields, "sha256", request.sha256)
+        fields.check(request.offset >= 0, "offset", "must not be negative")
+        fields.done()
         async for data in self._bodies.get(principal().tenant, request.sha256, request.offset):
             for start in range(0, len(data), 1 << 20):
                 yield pb.GetBlobResponse(data=data[start : start + (1 << 20)])

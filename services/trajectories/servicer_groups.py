@@ -13,7 +13,7 @@ from services.common.auth import principal
 from services.common.pages import decode_token, encode_token
 from services.common.validation import DAY_SECONDS, Fields, seconds_of
 from services.trajectories.groups import LEASE_SECONDS, Groups, plan_of
-from services.trajectories.servicer_values import check_id, timestamp
+from services.trajectories.servicer_values import check_id, check_texts, timestamp
 from services.trajectories.store.groups import TASK_FIELDS, Claim, Group, Member, NewGroup, Sample
 
 _OUTCOMES: Final = {
@@ -23,6 +23,7 @@ _OUTCOMES: Final = {
 }
 _NUMBERS: Final = {outcome: number for number, outcome in _OUTCOMES.items()}
 _MOST_SAMPLES: Final = 10_000
+_MOST_REWARD: Final = 1e300  # the sum and the deviation of as many are numbers still
 
 
 class GroupServicer(group_service_pb2_grpc.GroupServiceServicer):
@@ -78,7 +79,7 @@ class GroupServicer(group_service_pb2_grpc.GroupServiceServicer):
         fields = Fields()
         size = fields.page_size("page_size", request.page_size, default=100, maximum=1000)
         fields.check(0 <= request.state <= pb.GROUP_STATE_CLOSED, "state", "must be OPEN or CLOSED")
-        fields.check(len(request.datasets) <= 1000, "datasets", "must be at most 1,000")
+        check_texts(fields, "datasets", request.datasets)
         fields.done()
         before = decode_token("page_token", request.page_token, (int,))[0] if request.page_token else None
         groups, after = await self._groups.page(
@@ -120,8 +121,8 @@ def _sample(request: pb.ReportSampleRequest) -> Sample:
     known = fields.check(sample.outcome in _OUTCOMES, "sample.outcome", "must be POSITIVE, NEGATIVE or UNSCORED")
     scored = known and sample.outcome != pb.SAMPLE_OUTCOME_UNSCORED
     if scored:
-        given = sample.HasField("reward") and math.isfinite(sample.reward)
-        fields.check(given, "sample.reward", "must be a finite number where the sample was scored")
+        given = sample.HasField("reward") and abs(sample.reward) <= _MOST_REWARD
+        fields.check(given, "sample.reward", "must be a number from -10^300 to 10^300 where the sample was scored")
     elif known:
         fields.check(not sample.HasField("reward"), "sample.reward", "an unscored sample has none; it is never 0")
         fields.check(bool(sample.reason), "sample.reason", "is required where there is no score")

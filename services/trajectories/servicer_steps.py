@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from typing import Any, Final
 
@@ -15,8 +14,10 @@ from services.trajectories.model import BlobReference, NewStep, Totals
 
 TEXT_INLINE_BYTES: Final = 64 << 10
 _EXTRA_BYTES: Final = 256 << 10
-_MOST_TOKENS: Final = 1 << 40  # of a step; the sum of all steps then fits a column
-_SHA256: Final = re.compile(r"[0-9a-f]{64}\Z")
+# Of a step; the sums of all steps and trajectories then fit their columns.
+_MOST_TOKENS: Final = 1 << 40
+_MOST_COST: Final = 1e12
+SHA256: Final = re.compile(r"[0-9a-f]{64}\Z")
 _ROLES: Final = range(trajectory_pb2.ROLE_SYSTEM, trajectory_pb2.ROLE_TOOL + 1)
 
 
@@ -53,7 +54,7 @@ def check_step(message: trajectory_pb2.Step) -> None:
     for position, part in enumerate(message.content):
         where = f"{name}.content[{position}]"
         if part.WhichOneof("kind") == "blob":
-            fields.check(_SHA256.match(part.blob.sha256) is not None, f"{where}.blob.sha256", "must be 64 of 0-9, a-f")
+            fields.check(SHA256.match(part.blob.sha256) is not None, f"{where}.blob.sha256", "must be 64 of 0-9, a-f")
         else:
             fields.check(part.WhichOneof("kind") == "text", where, "needs a text or a blob")
     if message.HasField("time"):
@@ -80,7 +81,7 @@ def check_json(fields: Fields, field: str, text: str, kind: type[Any], most_byte
 def _check_call(fields: Fields, name: str, call: trajectory_pb2.ModelCall) -> None:
     for count in ("prompt_tokens", "completion_tokens", "cached_tokens"):
         fields.check(0 <= getattr(call, count) <= _MOST_TOKENS, f"{name}.{count}", "must be from 0 to 2^40")
-    fields.check(0 <= call.cost_usd < math.inf, f"{name}.cost_usd", "must be a finite number, not negative")
+    fields.check(0 <= call.cost_usd <= _MOST_COST, f"{name}.cost_usd", "must be from 0 to 10^12")
     if call.logprobs:
         same = len(call.logprobs) == len(call.completion_token_ids)
         fields.check(same, f"{name}.logprobs", "must be as many as completion_token_ids")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -28,7 +28,7 @@ from services.trajectories.model import (
     StepValue,
     Trajectory,
 )
-from services.trajectories.servicer_steps import check_json
+from services.trajectories.servicer_steps import SHA256, check_json
 
 ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 ID_RULE: Final = "must be 1 to 128 of A-Z, a-z, 0-9, '-', '_', '.', beginning with a letter or digit"
@@ -59,6 +59,18 @@ def check_id(fields: Fields, field: str, value: str, *, optional: bool = False) 
     if optional and not value:
         return
     fields.check(ID.match(value) is not None, field, ID_RULE if value else "is required")
+
+
+def check_texts(fields: Fields, field: str, texts: Sequence[str]) -> None:
+    """What may be selected: at most 1,000 texts, none longer than any that is kept."""
+    if fields.check(len(texts) <= 1000, field, "must be at most 1,000"):
+        for position, text in enumerate(texts):
+            fields.text(f"{field}[{position}]", text, maximum=256)
+
+
+def check_sha256(fields: Fields, field: str, value: str) -> None:
+    """The hash of a body."""
+    fields.check(SHA256.match(value) is not None, field, "must be 64 of 0-9, a-f")
 
 
 def description(message: trajectory_pb2.Trajectory) -> Description:
@@ -194,7 +206,7 @@ def filter_of(message: trajectory_service_pb2.TrajectoryFilter) -> Filter:
     """
     fields = Fields()
     for name in _LISTS.values():
-        fields.check(len(getattr(message, name)) <= 1000, f"filter.{name}", "must be at most 1,000")
+        check_texts(fields, f"filter.{name}", getattr(message, name))
     fields.labels("filter.labels", message.labels)
     _known(fields, "filter.statuses", message.statuses, Status)
     if message.outcome_state:

@@ -48,6 +48,9 @@ _STEPS: Final = f"""
 """  # noqa: S608
 
 
+_LAST: Final = 1 << 62  # behind every step, and far enough from where the database's numbers end
+
+
 async def fetch(connection: Connection, query: str, values: Sequence[Any] | Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rows of a query, by column."""
     async with connection.cursor(row_factory=dict_row) as cursor:
@@ -74,6 +77,7 @@ async def newest_step_values(connection: Connection, keys: Sequence[int]) -> dic
 
 async def steps_of(connection: Connection, key: int, after: int, most_bytes: int) -> list[tuple[int, bytes]]:
     """Index and body of a trajectory's next steps behind an index; `most_bytes` unless one is larger."""
+    after = min(after, _LAST)
     cursor = await connection.execute(_STEPS, [key, after, after, most_bytes], binary=True)
     return await cursor.fetchall()
 

@@ -229,7 +229,7 @@ class Sample(_message.Message):
     outcome: Global___SampleOutcome.ValueType
     """What it came to."""
     reward: _builtins.float
-    """The reward that it is trained on, as shaped as the trainer likes. Unset where it was not scored."""
+    """The reward that it is trained on, as shaped as the trainer likes, from -10^300 to 10^300. Unset where it was not scored."""
     reason: _builtins.str
     """Why it was not scored."""
     def __init__(
@@ -599,7 +599,7 @@ class ListGroupsRequest(_message.Message):
     """Only this state."""
     @_builtins.property
     def datasets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only these datasets."""
+        """Only these datasets, at most 1,000 of at most 256 bytes without NUL."""
 
     def __init__(
         self,

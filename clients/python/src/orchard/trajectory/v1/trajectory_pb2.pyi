@@ -600,7 +600,7 @@ class ModelCall(_message.Message):
     cached_tokens: _builtins.int
     """Of the prompt tokens, those that came from a cache."""
     cost_usd: _builtins.float
-    """Cost in US dollars."""
+    """Cost in US dollars, from 0 to 10^12."""
     finish_reason: _builtins.str
     """Why it stopped: "stop", "length", "tool_calls", ..."""
     parameters_json: _builtins.str

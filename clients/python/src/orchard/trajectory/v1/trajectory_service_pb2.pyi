@@ -427,7 +427,7 @@ Global___ReadStepsResponse: _TypeAlias = ReadStepsResponse  # noqa: Y015
 
 @_typing.final
 class TrajectoryFilter(_message.Message):
-    """TrajectoryFilter selects trajectories; all given conditions must hold."""
+    """TrajectoryFilter selects trajectories; all given conditions must hold. Of texts at most 1,000 each, of at most 256 bytes without NUL."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -487,15 +487,15 @@ class TrajectoryFilter(_message.Message):
     """Only those with at most so many tokens, prompt and completion of their longest turn."""
     @_builtins.property
     def trajectory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only these ids, at most 1,000."""
+        """Only these ids."""
 
     @_builtins.property
     def rollout_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only these rollouts, at most 1,000."""
+        """Only these rollouts."""
 
     @_builtins.property
     def group_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only these groups, at most 1,000."""
+        """Only these groups."""
 
     @_builtins.property
     def datasets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -503,7 +503,7 @@ class TrajectoryFilter(_message.Message):
 
     @_builtins.property
     def instance_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only these instances, at most 1,000."""
+        """Only these instances."""
 
     @_builtins.property
     def repos(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -27,6 +27,8 @@ _log = get_logger(__name__)
 
 _POLL_SECONDS: Final = 1.0
 _WATCH_SECONDS: Final = 0.2
+_GRACE_SECONDS: Final = 3.0
+"""After a connection was lost. An outage of the database takes those of all: whoever held a question comes first."""
 _MOST_HELD: Final = 1000
 """Of one replica at once. The server keeps advisory locks in a table of a fixed size: 6,400, as it is shipped."""
 _TRY: Final = "SELECT pg_try_advisory_lock(key) FROM unnest(%s::bigint[]) AS key"
@@ -49,15 +51,26 @@ _LOOK: Final = _Turn(0, None)
 
 
 class QuestionLocks:
-    """Locks of one replica. Within it a question must come once at a time: the database would let it in twice."""
+    """Locks of one replica. Within it a question must come once at a time: the database would let it in twice.
 
-    def __init__(self, engine: AsyncEngine, lines: Lines, *, most: int = _MOST_HELD) -> None:
+    Args:
+        engine: gives the connection.
+        lines: tell how many judgements there are.
+        most: held at once.
+        grace_seconds: for so long after the connection was lost nothing is taken but what was held.
+    """
+
+    def __init__(
+        self, engine: AsyncEngine, lines: Lines, *, most: int = _MOST_HELD, grace_seconds: float = _GRACE_SECONDS
+    ) -> None:
         self._line = Line(engine, holds=True)
         self._lane = Lane(lines, "locks of questions", self._take_turns, line=self._line)
         self._room = asyncio.Semaphore(most)
         self._held: set[int] = set()
         self._session: Connection | None = None
         """What holds them."""
+        self._grace_seconds = grace_seconds
+        self._grace_until = 0.0
         self._watching: asyncio.Task[None] | None = None
 
     @asynccontextmanager
@@ -70,7 +83,7 @@ class QuestionLocks:
         """
         key = key_of(name)
         async with self._room:
-            while not await self._try(key):  # noqa: ASYNC110 (another process has it)
+            while not await self._try(key):  # noqa: ASYNC110 (another process has it, or may have)
                 await asyncio.sleep(Backoff(_POLL_SECONDS, _POLL_SECONDS).next())
             if self._watching is None:
                 self._watching = asyncio.create_task(self._watch(), name="watch the locks of questions")
@@ -148,7 +161,9 @@ class QuestionLocks:
             await connection.execute(_FREE, [keys])
             results |= {_Turn(key, take=False): True for key in keys}
         if any(turn.take is not False for turn in turns):
-            taken = await _taken(connection, [turn.key for turn in turns if turn.take])
+            wanted = [turn.key for turn in turns if turn.take]
+            in_grace = asyncio.get_running_loop().time() < self._grace_until
+            taken = dict.fromkeys(wanted, False) | await _taken(connection, [] if in_grace else wanted)
             self._held |= {key for key, is_taken in taken.items() if is_taken}
             results |= {_Turn(key, take=True): is_taken for key, is_taken in taken.items()}
         return [results[turn] for turn in turns]
@@ -161,6 +176,8 @@ class QuestionLocks:
             # Those that were let go meanwhile stand in line to be.
             self._held &= {key for key, is_taken in taken.items() if is_taken}
             _log.warning("locks of questions were taken again", held=len(self._held), of=len(taken))
+        if self._session is not None:
+            self._grace_until = asyncio.get_running_loop().time() + self._grace_seconds
         self._session = connection
 
 

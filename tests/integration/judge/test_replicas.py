@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from services.common.db import connect
+from services.common.errors import UnavailableError
 from services.judge.store.lanes import Lines
 from services.judge.store.locks import LockLostError, QuestionLocks, key_of
 from tests.integration.judge.conftest import STEPS, Calls, ServiceProcess, running
@@ -71,6 +72,15 @@ async def tries(database: str, since: datetime) -> set[datetime]:
         return {row[0] for row in await cursor.fetchall()}
 
 
+async def now(database: str) -> datetime:
+    """By the clock of the database."""
+    async with await psycopg.AsyncConnection.connect(database) as connection:
+        row = await (await connection.execute("SELECT clock_timestamp()")).fetchone()
+    assert row is not None
+    found: datetime = row[0]
+    return found
+
+
 async def in_line(database: str, pid: int) -> None:
     """Until a process of the server waits for a lock."""
     async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
@@ -82,7 +92,8 @@ async def in_line(database: str, pid: int) -> None:
 
 async def terminate(database: str, pid: int) -> None:
     async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
-        await connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
+        # It waits until the process has ended.
+        await connection.execute("SELECT pg_terminate_backend(%s, 60000)", (pid,))
 
 
 async def test_a_replica_that_loses_its_connection_keeps_its_questions(
@@ -126,12 +137,10 @@ async def test_a_question_that_somebody_else_took_waits_for_them(process: Servic
         await taking
         server.go_on.set()
         # It tries again and again, and asks for nothing meanwhile.
-        row = await (await other.execute("SELECT clock_timestamp()")).fetchone()
-        assert row is not None
-        seen: set[datetime] = set()
+        since, seen = await now(process.database), set[datetime]()
         while len(seen) < 4:
             assert not judging.done()
-            seen |= await tries(process.database, row[0])
+            seen |= await tries(process.database, since)
         assert len(server.requests) == 1
         await other.execute("SELECT pg_advisory_unlock(%s)", (key,))
         verdict = await judging
@@ -163,6 +172,43 @@ async def test_what_is_held_is_held_again_or_told(database: str) -> None:
                 assert await cursor.fetchone() == (is_free,)
     finally:
         await locks.close()
+        await engine.dispose()
+
+
+async def test_whoever_held_a_question_comes_first_after_an_outage(database: str) -> None:
+    """It takes the connections of both replicas, and the one that held nothing is the first to be back."""
+    engine = connect(database)
+    one, other = (QuestionLocks(engine, Lines(engine, 1), grace_seconds=3600) for _ in range(2))
+
+    async def take() -> None:
+        async with other.held("question"):
+            raise AssertionError("it was held")
+
+    try:
+        async with other.held("something else"):
+            pass
+        async with asyncio.timeout(60), one.held("question") as sure:
+            await one._line._turn.acquire()
+            try:
+                connections = [locks._line.connection for locks in (one, other)]
+                for connection in connections:
+                    assert connection is not None
+                    await terminate(database, connection.info.backend_pid)
+                with pytest.raises(UnavailableError):
+                    await take()
+                taking = asyncio.create_task(take())
+                since = await now(database)
+                while not await tries(database, since):
+                    assert not taking.done()
+            finally:
+                one._line._turn.release()
+            await sure()
+            taking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await taking
+    finally:
+        await one.close()
+        await other.close()
         await engine.dispose()
 
 

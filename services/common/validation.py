@@ -17,9 +17,9 @@ _LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9_./-]{0,63}\Z")
 RESERVED_SANDBOX_IDS: Final = frozenset({"all", "self", "default"})
 MEBIBYTE: Final = 1 << 20
 ARGUMENT_LIMIT: Final = (128 << 10) - 1
-# 1 MiB of arguments proper, with room for a program, its options and every NUL.
-ARGUMENTS_LIMIT: Final = MEBIBYTE + (64 << 10)
 """Bytes of one argument or KEY=VALUE that the kernel accepts; its limit of 128 KiB counts the final NUL."""
+ARGUMENTS_LIMIT: Final = MEBIBYTE + (64 << 10)
+"""Bytes of all arguments: 1 MiB, with room for a program, its options and every NUL."""
 DAY_SECONDS: Final = 86_400.0
 _YEAR_1: Final = -62_135_596_800
 _YEAR_9999: Final = 253_402_300_799

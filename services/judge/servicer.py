@@ -156,6 +156,8 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
         """See judge_service.proto."""
         fields = Fields()
         fields.check(1 <= len(request.labels) <= _MOST_LABELS, "labels", "must be 1 to 10,000")
+        for place, label in enumerate(request.labels[:_MOST_LABELS]):
+            fields.text(f"labels[{place}].verdict_id", label.verdict_id, maximum=256, required=True)
         labels = {label.verdict_id: label.positive for label in request.labels}
         fields.check(len(labels) == len(request.labels), "labels", "must have each verdict once")
         threshold = request.threshold if request.HasField("threshold") else 0.5

@@ -1,4 +1,4 @@
-"""The suite that every runtime must pass, on Pods."""
+"""The suites that every runtime must pass, on Pods."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from orchard.sandbox.v1 import sandbox_pb2
 
 from services.common import pods
 from tests.cluster.conftest import BUSYBOX
+from tests.support.hostile_suite import *  # noqa: F403
 from tests.support.pod_platform import TENANT, PodPlatform
 from tests.support.runtime_suite import *  # noqa: F403
 from tests.support.runtime_suite import Subject

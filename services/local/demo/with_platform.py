@@ -6,14 +6,16 @@ import os
 import signal
 import subprocess
 from collections.abc import Sequence
+from typing import Final
 
 from rich.console import Console
 
 from services.local.demo.interrupts import Interrupts
 from services.local.demo.own_platform import PlatformStartError, own_platform
 
-_NOT_FOUND = 127
-_NOT_EXECUTABLE = 126
+# What shells give for a program that they cannot run.
+_NOT_FOUND: Final = 127
+_NOT_EXECUTABLE: Final = 126
 
 
 def run(command: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -244,8 +245,9 @@ def test_a_stuck_write_is_waited_for_for_a_while_alone(work: Path, monkeypatch: 
     others = threading.Thread(target=busy)
     others.start()
     try:
+        end = time.monotonic() + 30
         while not uploads._is_busy("stuck"):
-            pass
+            assert time.monotonic() < end, "the write never began"
         with pytest.raises(UnavailableError) as caught:
             stream_of(uploads, work, "stuck").open()
         assert caught.value.reason == "UPLOAD_BUSY"

@@ -59,12 +59,15 @@ def test_a_shell_is_like_one_here(terminal: Terminals, sandbox: Sandbox) -> None
 def test_keys_go_inside_one_by_one(terminal: Terminals, sandbox: Sandbox) -> None:
     window = shell(terminal, sandbox)
     assert not window.is_as_before, "keys are not kept until Enter"
-    window.type(b"read -rsn1 key; printf 'k''ey=%q\\n' \"$key\"\r")
-    window.until(b"\n")
+    window.type(b"read -rsn2 keys; printf 'k''eys=%q\\n' \"$keys\"\r")
+    at = window.until(b"\n")
     window.type(b"~")
     window.type(b"x")
-    window.type(b"sleep 1000; echo co''de=$?\r")
-    at = window.until(b"sleep 1000; echo co''de=$?\r\n")
+    at = window.until(b"keys=\\~x\r\n", at)
+    at = window.until(READY, at)
+    window.type(b"sh -c 'echo run''ning; exec sleep 1000'\r")
+    # Only once it runs: bash itself may exit when Ctrl-C meets it between two commands.
+    at = window.until(b"running\r\n", at)
     window.type(b"\x03")
     at = window.until(READY, at)
     window.type(b"sh -c 'kill -STOP $$'; echo st''opped\r")

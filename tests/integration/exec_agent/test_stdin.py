@@ -13,6 +13,7 @@ import pytest
 from orchard.exec.v1 import exec_pb2, exec_service_pb2
 
 from services.common.errors import FailedPreconditionError
+from services.common.peer_status import peer_status
 from services.exec_agent.stdin import BUFFER_BYTES, Stdin
 from tests.integration.exec_agent.conftest import BACKSTOP, SANDBOX, Client, new_id, problem, spec
 
@@ -37,7 +38,8 @@ async def write(
     call = client.stub.WriteStdin(
         requests(exec_id, pieces, offset, end=end), metadata=client.metadata, timeout=BACKSTOP
     )
-    return (await call).state
+    with peer_status(call):
+        return (await call).state
 
 
 async def stdin(client: Client, exec_id: str) -> exec_pb2.StdinState:
@@ -160,9 +162,9 @@ async def test_a_child_that_lives_on_reads_what_was_taken(client: Client, work: 
 async def test_a_command_without_open_input_takes_none(client: Client) -> None:
     exec_id = new_id()
     await client.start(spec("sleep", "1000", concurrent=True), wait=0, exec_id=exec_id)
-    for call in (write(client, exec_id, b"x"), stdin(client, exec_id)):
+    for call in (lambda: write(client, exec_id, b"x"), lambda: stdin(client, exec_id)):
         with problem() as found:
-            await call
+            await call()
         assert (found[0].code, found[0].reason) == (grpc.StatusCode.FAILED_PRECONDITION, "STDIN_NOT_OPEN")
     await client.signal(exec_id, signal=9)
 
@@ -196,8 +198,9 @@ async def test_bad_messages_are_named(client: Client) -> None:
         "end": [first, exec_service_pb2.WriteStdinRequest(end=True), exec_service_pb2.WriteStdinRequest(data=b"x")],
     }
     for field, messages in wrong.items():
-        with problem() as found:
-            await client.stub.WriteStdin(iter(messages), metadata=client.metadata, timeout=BACKSTOP)
+        call = client.stub.WriteStdin(iter(messages), metadata=client.metadata, timeout=BACKSTOP)
+        with problem() as found, peer_status(call):
+            await call
         assert found[0].fields == (field,)
     await client.signal(exec_id, signal=9)
 

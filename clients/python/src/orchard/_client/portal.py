@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import concurrent.futures
 import os
@@ -28,7 +29,9 @@ class Portal:
     def __init__(self) -> None:
         self._start_lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        # Of the loop's thread: its id, and a lock that opens at its end.
+        self._thread_id = 0
+        self._alive = threading.Lock()
         self._pid = os.getpid()
 
     def _running(self) -> asyncio.AbstractEventLoop:
@@ -36,13 +39,20 @@ class Portal:
             # The thread did not come along into the child; the lock may have been held by it. The loop is leaked, since
             # destroying its calls would run gRPC's inherited core.
             leak(self._loop)
-            self._start_lock, self._loop, self._thread, self._pid = threading.Lock(), None, None, os.getpid()
+            self._start_lock, self._loop, self._thread_id, self._pid = threading.Lock(), None, 0, os.getpid()
         with self._start_lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_run, args=(self._loop,), name="orchard-client", daemon=True)
-                self._thread.start()
-                weakref.finalize(self, _stop, self._loop, os.getpid()).atexit = False
+                loop, alive = asyncio.new_event_loop(), threading.Lock()
+                alive.acquire()
+                try:
+                    # Not threading.Thread, whose start waits for an event: see _Job.
+                    self._thread_id = _thread.start_new_thread(_run, (loop, alive))
+                    self._loop, self._alive = loop, alive
+                except BaseException:
+                    # Ctrl-C, perhaps after it was started.
+                    loop.call_soon_threadsafe(loop.stop)
+                    raise
+                weakref.finalize(self, _stop, loop, os.getpid()).atexit = False
             return self._loop
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -53,7 +63,7 @@ class Portal:
             RuntimeError: called from the loop's own thread, where it would wait for itself.
         """
         loop = self._running()
-        if threading.current_thread() is self._thread:
+        if threading.get_ident() == self._thread_id:
             work.close()
             raise RuntimeError("the synchronous client cannot be used from its own callbacks")
         job = _Job(work)
@@ -61,13 +71,13 @@ class Portal:
         try:
             # Within the try: Ctrl-C may come as soon as the job is on its way.
             loop.call_soon_threadsafe(job.start)
-            while not job.finished.wait(slice_seconds):
+            while not job.wait(slice_seconds):
                 pass
         except BaseException:
             loop.call_soon_threadsafe(job.cancel)
-            job.finished.wait(_CLEANUP_SECONDS)
+            job.wait(_CLEANUP_SECONDS)
             raise
-        return cast("T", job.future.result())
+        return cast("T", job.result())
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
         """The items of an async iterator, which is closed when the iteration is left."""
@@ -80,43 +90,66 @@ class Portal:
 
     def stop(self) -> None:
         """End the loop and its thread."""
-        if self._pid != os.getpid() or self._loop is None or self._thread is None:
+        if self._pid != os.getpid() or self._loop is None:
             return
-        loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        loop, thread_id, self._loop, self._thread_id = self._loop, self._thread_id, None, 0
         loop.call_soon_threadsafe(loop.stop)
-        if threading.current_thread() is not thread:
-            thread.join(_CLEANUP_SECONDS)
+        if threading.get_ident() != thread_id and self._alive.acquire(timeout=_CLEANUP_SECONDS):
+            self._alive.release()
 
 
 class _Job:
-    """One coroutine on the loop and the future that its caller waits for."""
+    """One coroutine on the loop, and how it ended.
+
+    Its end is a lock that opens, which is waited for in one step. Ctrl-C in the middle of `threading.Event.wait` can
+    become "release unlocked lock", or leave the event locked for ever.
+    """
 
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
         self._work = work
         self._task: asyncio.Task[Any] | None = None
-        self.future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self.finished = threading.Event()
+        self._closed = threading.Lock()
+        self._closed.acquire()
+        self._has_ended = False
+        self._result: Any = None
+        self._error: BaseException | None = None
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._work)
-        self._task.add_done_callback(self._done)
+        if not self._has_ended:
+            self._task = asyncio.get_running_loop().create_task(self._work)
+            self._task.add_done_callback(self._done)
 
     def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        elif not self.finished.is_set():
+        elif not self._has_ended:
             self._work.close()
-            self.future.set_exception(concurrent.futures.CancelledError())
-            self.finished.set()
+            self._error = concurrent.futures.CancelledError()
+            self._end()
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait for its end, in one thread; whether it came."""
+        return self._has_ended or self._closed.acquire(timeout=-1 if seconds is None else seconds)
+
+    def result(self) -> Any:
+        """What it returned, once it has ended; raises what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled():
-            self.future.set_exception(concurrent.futures.CancelledError())
+            self._error = concurrent.futures.CancelledError()
         elif (error := task.exception()) is not None:
-            self.future.set_exception(error)
+            self._error = error
         else:
-            self.future.set_result(task.result())
-        self.finished.set()
+            self._result = task.result()
+        self._end()
+
+    def _end(self) -> None:
+        # In this order: a waiter that was interrupted after it had the lock looks at the other.
+        self._has_ended = True
+        self._closed.release()
 
 
 async def _step(items: AsyncIterator[Any]) -> Any:
@@ -126,17 +159,20 @@ async def _step(items: AsyncIterator[Any]) -> Any:
         return _END
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
+def _run(loop: asyncio.AbstractEventLoop, alive: threading.Lock) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
     finally:
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
+        try:
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+        finally:
+            alive.release()
 
 
 def _stop(loop: asyncio.AbstractEventLoop, pid: int) -> None:

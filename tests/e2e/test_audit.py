@@ -11,7 +11,7 @@ from orchard import SandboxClient
 from tests.support.platform import PlatformProcess, wait_until
 
 METHOD = "orchard.sandbox.v1.SandboxService/"
-BACKSTOP = 60
+BACKSTOP = 110
 
 
 def audit(platform: PlatformProcess, *arguments: str) -> list[dict[str, str]]:

@@ -205,7 +205,7 @@ async def test_a_patch_that_leaves_its_target(wire: Wire, sandbox: str) -> None:
         yield file_service_pb2.ApplyPatchRequest(end=True)
 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        call = wire.files.ApplyPatch(requests(), metadata=wire.metadata, timeout=30)
+        call = wire.files.ApplyPatch(requests(), metadata=wire.metadata, timeout=110)
         with peer_status(call):
             await call
     assert (caught.value.code(), reason_of(caught.value)) == (INVALID, "PATCH_PATH_ESCAPES")
@@ -219,7 +219,7 @@ async def test_a_patch_that_does_not_apply_says_which_hunk_and_why(wire: Wire, s
         yield file_service_pb2.ApplyPatchRequest(data=b"--- a/f\n+++ b/f\n@@ -1,3 +1,3 @@\n a\n-x\n+y\n c\n")
         yield file_service_pb2.ApplyPatchRequest(end=True)
 
-    report = await wire.files.ApplyPatch(requests(), metadata=wire.metadata, timeout=30)
+    report = await wire.files.ApplyPatch(requests(), metadata=wire.metadata, timeout=110)
     assert not report.applied
     (hunk,) = report.files[0].hunks
     assert (hunk.number, hunk.applied, hunk.expected_line) == (1, False, 1)
@@ -232,7 +232,7 @@ async def test_what_is_no_message_at_all(wire: Wire) -> None:
     call = wire.channel.unary_unary("/orchard.exec.v1.ExecService/StartExec")
     for garbage in (b"", b"\xff\xff\xff", b"\x0a\xff", b"\x12\x02ab", b"\x0a\x03\xff\xfe\xfd"):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(garbage, metadata=wire.metadata, timeout=30)
+            await call(garbage, metadata=wire.metadata, timeout=110)
         assert caught.value.code() == INVALID, (garbage, caught.value)
 
 
@@ -250,7 +250,7 @@ async def test_calls_without_a_valid_key(wire: Wire, key: str | None) -> None:
         (wire.execs.ListExecs, exec_service_pb2.ListExecsRequest(sandbox_id="any")),
     ):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await method(request, metadata=metadata, timeout=30)
+            await method(request, metadata=metadata, timeout=110)
         assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
@@ -265,5 +265,5 @@ async def test_calls_without_a_valid_key(wire: Wire, key: str | None) -> None:
 )
 async def test_internal_services_cannot_be_reached(wire: Wire, method: str) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await wire.channel.unary_unary(method)(b"", metadata=wire.metadata, timeout=30)
+        await wire.channel.unary_unary(method)(b"", metadata=wire.metadata, timeout=110)
     assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED

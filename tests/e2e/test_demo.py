@@ -19,7 +19,7 @@ from services.local.demo.rollouts import Rollouts
 from services.local.demo.tasks import load_tasks
 from tests.support.platform import ROOT, PlatformProcess, processes_naming, wait_until
 
-BACKSTOP = 60
+BACKSTOP = 110
 TASKS = ("orchard-demo__intervals-3", "orchard-demo__mdtable-9")
 
 

@@ -16,7 +16,7 @@ import pytest
 from tests.support.platform import PlatformProcess, running_platform
 from tests.support.streams import serving
 
-BACKSTOP = 60.0
+BACKSTOP = 110.0
 # Sends standard input to a port, ends its side, and prints what comes back: size and hash, or the error.
 ASK = """
 import hashlib, socket, sys

@@ -23,7 +23,7 @@ from tests.support.health import NOT_SERVING, SERVING
 from tests.support.platform import PlatformProcess, running_platform
 from tests.support.wire import Wire, details, reason_of
 
-BACKSTOP = 60
+BACKSTOP = 110
 # Longer than a stopping gateway lets calls go on.
 LONG_SECONDS = 12
 

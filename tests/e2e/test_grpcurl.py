@@ -22,7 +22,7 @@ def grpcurl() -> str:
 
 def call(grpcurl: str, platform: PlatformProcess, *arguments: str, key: bool = True) -> str:
     header = ["-H", f"authorization: Bearer {platform.api_key}"] if key else []
-    done = subprocess.run([grpcurl, "-plaintext", *header, *arguments], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([grpcurl, "-plaintext", *header, *arguments], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -71,6 +71,6 @@ def test_health_needs_no_key(grpcurl: str, platform: PlatformProcess) -> None:
 def test_internal_services_answer_on_their_sockets(grpcurl: str, platform: PlatformProcess, service: str) -> None:
     socket = Path(platform.run, f"{service}.sock")
     listed = subprocess.run(
-        [grpcurl, "-plaintext", f"unix://{socket}", "list"], capture_output=True, text=True, timeout=60
+        [grpcurl, "-plaintext", f"unix://{socket}", "list"], capture_output=True, text=True, timeout=110
     )
     assert "orchard." in listed.stdout, listed.stderr

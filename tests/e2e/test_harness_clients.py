@@ -33,7 +33,7 @@ async def test_last_user_closes_the_client(platform: PlatformProcess) -> None:
     # The next user gets another one, and finds that nothing was left.
     second = clients.acquire(platform.endpoint)
     assert second is not first
-    assert (await (await second.get(sandbox.sandbox_id)).wait_ended(60)).state is SandboxState.DELETED
+    assert (await (await second.get(sandbox.sandbox_id)).wait_ended(110)).state is SandboxState.DELETED
     await clients.release(platform.endpoint)
 
 
@@ -63,7 +63,7 @@ def test_what_nobody_refers_to_is_deleted_without_a_wait(platform: PlatformProce
         weakref.finalize(environment, delete_soon, sandbox, os.getpid())
         del environment
         gc.collect()
-        assert sandbox.wait_ended(60).state is SandboxState.DELETED
+        assert sandbox.wait_ended(110).state is SandboxState.DELETED
 
         # In a forked child it is the parent's.
         kept = client.create()

@@ -16,7 +16,7 @@ from tests.support.platform import PlatformProcess, running_platform
 from tests.support.wire import Wire, reason_of
 
 QUEUED = sandbox_pb2.SANDBOX_STATE_QUEUED
-BACKSTOP = 60
+BACKSTOP = 110
 
 
 @pytest.fixture(scope="module")

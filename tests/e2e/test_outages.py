@@ -115,7 +115,7 @@ async def test_a_watcher_that_stands_still_ends_nothing(
     assert (await wire.wait(unseen.sandbox_id))[-1].state == sandbox_pb2.SANDBOX_STATE_READY
     await wire.delete(unseen.sandbox_id)
     await all_serve(platform)
-    ended = await doomed.wait_ended(60)
+    ended = await doomed.wait_ended(110)
     assert (ended.state, ended.reason) == (orchard.SandboxState.DELETED, "REQUESTED")
     found = await kept.refresh()
     assert (found.state, found.uid) == (orchard.SandboxState.READY, uid)

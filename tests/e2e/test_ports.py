@@ -25,7 +25,7 @@ from tests.support.platform import PlatformProcess, running_platform
 from tests.support.streams import Connect, connections
 from tests.support.wire import Wire, reason_of, wire_to
 
-BACKSTOP = 60.0
+BACKSTOP = 110.0
 SERVER = Path(__file__).parents[1] / "support" / "port_server.py"
 BLOCK = secrets.token_bytes(1 << 20)
 

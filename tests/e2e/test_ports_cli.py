@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.platform import PlatformProcess, running_platform
 
-BACKSTOP = 60.0
+BACKSTOP = 110.0
 SERVER = Path(__file__).parents[1] / "support" / "port_server.py"
 
 Start = Callable[..., "subprocess.Popen[str]"]

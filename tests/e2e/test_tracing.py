@@ -27,7 +27,7 @@ async def test_one_command_is_one_trace(tmp_path: Path) -> None:
         def use() -> None:
             with running_platform(tmp_path, environment=telemetry) as platform:
                 environment = {**os.environ, **platform.client_environment(), **telemetry}
-                subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment, check=True, timeout=60)
+                subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment, check=True, timeout=110)
 
         await asyncio.to_thread(use)
 

@@ -15,7 +15,7 @@ async def check(address: str, name: str = "") -> int:
     """The answer to one Check."""
     async with grpc.aio.insecure_channel(address) as channel:
         request = health_pb2.HealthCheckRequest(service=name)
-        return (await health_pb2_grpc.HealthStub(channel).Check(request, timeout=30)).status
+        return (await health_pb2_grpc.HealthStub(channel).Check(request, timeout=110)).status
 
 
 async def wait_health(address: str, status: int, *, seconds: float = 100.0) -> None:

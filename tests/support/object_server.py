@@ -86,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.server.puts += 1
-        self.server.open.wait(60)
+        self.server.open.wait(110)
         if any(part in self.path for part in self.server.refused):
             self._answer(403)
         elif not self._fails():

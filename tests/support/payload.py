@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 UID = "1f0c8c9e-5a3b-4d5e-9d5f-0a1b2c3d4e5f"
 SANDBOX = "box"
 IMAGE_ENV = {"PATH": "/usr/bin:/bin:/opt/tools"}
-BACKSTOP = 60.0
+BACKSTOP = 110.0
 BUILD_SECONDS = 600
 
 

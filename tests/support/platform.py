@@ -23,8 +23,8 @@ from services.local.runtime import cgroups
 from services.local.supervisor.directories import mounts_below, run_directory_of
 
 ROOT = Path(__file__).parents[2]
-START_SECONDS = 100.0
-STOP_SECONDS = 90.0
+START_SECONDS = 200.0
+STOP_SECONDS = 110.0
 SERVICES = ("gateway", "judge", "trajectories", "scheduler", "watcher", "node", "valkey", "postgres")
 
 
@@ -225,7 +225,7 @@ class PlatformProcess:
         for name, pid in before.items():
             self.wait_ready(name, not_pid=pid)
 
-    def wait_ready(self, name: str, *, not_pid: int = 0, seconds: float = 60.0) -> int:
+    def wait_ready(self, name: str, *, not_pid: int = 0, seconds: float = 110.0) -> int:
         """Wait until a service serves, under another pid than `not_pid`; returns its pid."""
 
         def ready() -> bool:
@@ -255,7 +255,7 @@ class PlatformProcess:
             found += [f"file {path}" for path in sorted(run.rglob("*"))]
         return found + [f"process {_describe(pid)}" for pid in processes_naming(str(self.data), str(run))]
 
-    def wait_nothing_left(self, *, seconds: float = 60.0) -> None:
+    def wait_nothing_left(self, *, seconds: float = 110.0) -> None:
         """After `stop`: no process, mount, control group or socket is left."""
         wait_until(
             lambda: not self.leftovers(),
@@ -264,7 +264,7 @@ class PlatformProcess:
             explain=lambda: "\n".join(self.leftovers()),
         )
 
-    def wait_no_process_left(self, *, seconds: float = 60.0) -> None:
+    def wait_no_process_left(self, *, seconds: float = 110.0) -> None:
         """After kill -9 of the supervisor: no process or mount is left; the rest is the next start's to remove."""
 
         def processes() -> list[str]:
@@ -294,7 +294,7 @@ def running_platform(folder: Path, **options: Any) -> Iterator[PlatformProcess]:
 
 
 def wait_until(
-    condition: Callable[[], bool], what: str, *, seconds: float = 60.0, explain: Callable[[], str] = lambda: ""
+    condition: Callable[[], bool], what: str, *, seconds: float = 110.0, explain: Callable[[], str] = lambda: ""
 ) -> None:
     """Look every 20 ms at something of another process."""
     end = time.monotonic() + seconds

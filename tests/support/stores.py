@@ -23,11 +23,11 @@ def running_valkey() -> Iterator[str]:
         command = valkey.command(dict(os.environ))
         process = subprocess.Popen(command.argv, env=command.environment, stdout=subprocess.DEVNULL)
         try:
-            asyncio.run(asyncio.wait_for(valkey.wait_ready(), 30))
+            asyncio.run(asyncio.wait_for(valkey.wait_ready(), 110))
             yield valkey.url
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(110)
 
 
 @contextmanager
@@ -45,8 +45,8 @@ def running_postgres() -> Iterator[str]:
         command = postgres.command(environment)
         process = subprocess.Popen(command.argv, env=command.environment, stderr=subprocess.DEVNULL)
         try:
-            asyncio.run(asyncio.wait_for(postgres.wait_ready(process.pid), 30))
+            asyncio.run(asyncio.wait_for(postgres.wait_ready(process.pid), 110))
             yield postgres.url
         finally:
             process.send_signal(2)  # fast shutdown
-            process.wait(30)
+            process.wait(110)

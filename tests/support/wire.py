@@ -45,7 +45,7 @@ class Wire:
         """The same platform as another key sees it."""
         return Wire(self.channel, api_key, image=self.image)
 
-    async def call(self, method: Any, request: Message, *, timeout: float = 60) -> Any:
+    async def call(self, method: Any, request: Message, *, timeout: float = 110) -> Any:
         return await method(request, metadata=self.metadata, timeout=timeout)
 
     async def create(
@@ -60,7 +60,7 @@ class Wire:
         return (await self.call(self.sandboxes.CreateSandbox, request)).sandbox
 
     async def wait(
-        self, sandbox_id: str, *, until_terminal: bool = False, timeout: float = 60
+        self, sandbox_id: str, *, until_terminal: bool = False, timeout: float = 110
     ) -> list[sandbox_pb2.Sandbox]:
         """Every state that was told."""
         request = sandbox_service_pb2.WaitSandboxRequest(sandbox_id=sandbox_id, until_terminal=until_terminal)
@@ -82,7 +82,7 @@ class Wire:
         return (await self.call(self.sandboxes.DeleteSandbox, request)).sandbox
 
     async def run(
-        self, sandbox_id: str, shell: str, *, exec_id: str = "", wait: float = 30, **spec: Any
+        self, sandbox_id: str, shell: str, *, exec_id: str = "", wait: float = 60, **spec: Any
     ) -> exec_service_pb2.StartExecResponse:
         request = exec_service_pb2.StartExecRequest(
             sandbox_id=sandbox_id,

@@ -44,7 +44,7 @@ class Proxy:
         self.endpoint = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(110)
 
     def _call(self, function: Callable[[], None]) -> None:
         async def call() -> None:
@@ -90,7 +90,7 @@ class Proxy:
     def close(self) -> None:
         self._run(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(110)
         self._loop.close()
 
     async def _end(self) -> None:

@@ -58,7 +58,7 @@ def test_the_life_of_a_sandbox(cli: Cli, client: SandboxClient) -> None:
     assert cli.json("get", name)["labels"] == {"via": "cli"}
     assert cli("exec", name, "echo $A")[1] == b"b\n"
     assert cli("rm", name) == (0, f"{name}\n".encode(), b"")
-    assert client.attach(name).wait_ended(60).state is SandboxState.DELETED
+    assert client.attach(name).wait_ended(110).state is SandboxState.DELETED
     assert name in {found["sandbox_id"] for found in cli.json("list", "--all")}
 
 
@@ -88,7 +88,7 @@ def test_exec_json_and_detach(cli: Cli, sandbox: Sandbox) -> None:
     assert (document["stdout"], document["stderr"]) == ("out\n", "err\n")
     code, out, _err = cli("exec", "--detach", sandbox.sandbox_id, "exit 6")
     assert code == 0
-    assert sandbox.process(out.decode().strip()).wait(30).exit_code == 6
+    assert sandbox.process(out.decode().strip()).wait(110).exit_code == 6
 
 
 @pytest.mark.parametrize("attempt", range(5))
@@ -98,7 +98,7 @@ def test_ctrl_c_ends_the_remote_command(cli: Cli, sandbox: Sandbox, attempt: int
     assert process.stdout is not None
     assert process.stdout.readline().endswith(b"ready\n")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=110)
     assert process.returncode == 130
     newest = sandbox.list_execs()[0]
     assert newest.command.endswith("sleep 300")

@@ -39,7 +39,7 @@ async def test_a_client_that_goes_away_leaves_nothing(
 
     metadata = {"authorization": f"Bearer {platform.api_key}"}
     for _ in range(ROUNDS):
-        async with uploader(platform.endpoint, metadata, asandbox.sandbox_id, target) as program, asyncio.timeout(60):
+        async with uploader(platform.endpoint, metadata, asandbox.sandbox_id, target) as program, asyncio.timeout(110):
             while not await names() >= set(FOLDERS):
                 await asyncio.sleep(0.01)
             await getattr(program, how)()

@@ -18,7 +18,7 @@ from services.common.health import Health
 from services.common.interceptor import CallInterceptor
 from services.common.server import Server
 
-BACKSTOP = 60.0
+BACKSTOP = 110.0
 GONE = NotFoundError("there is no endpoint 'llm' any more", reason="ENDPOINT_NOT_FOUND")
 LOST = FailedPreconditionError("the sandbox has ended", reason="SANDBOX_LOST")
 

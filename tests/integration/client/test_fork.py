@@ -34,18 +34,18 @@ if __name__ == "__main__":
                 started.set()
         reader = threading.Thread(target=read)
         reader.start()
-        started.wait(30)
+        started.wait(110)
         queue = context.SimpleQueue()
         children = [context.Process(target=work, args=(sandbox, client, queue, n)) for n in range(3)]
         for child in children:
             child.start()
         print(sorted(queue.get() for _ in children))
         for child in children:
-            child.join(60)
+            child.join(110)
         print([child.exitcode for child in children])
         # The stream that was open during the forks goes on, and nothing of the parent's was deleted.
         sandbox.write_file("/tmp/done", "")
-        reader.join(60)
+        reader.join(110)
         print("".join(streamed).split(), stream.result.ok)
         print(sandbox.exec("echo parent").stdout.strip())
 """

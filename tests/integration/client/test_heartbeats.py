@@ -56,7 +56,7 @@ class Lessor(sandbox_service_pb2_grpc.SandboxServiceServicer):
         yield sandbox_service_pb2.WaitSandboxResponse(sandbox=sandbox)
 
     async def until(self, holds) -> None:
-        async with asyncio.timeout(60), self.called:
+        async with asyncio.timeout(110), self.called:
             await self.called.wait_for(holds)
 
 

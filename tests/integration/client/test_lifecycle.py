@@ -23,7 +23,7 @@ def line(stream: IO[str] | None) -> str:
 
 
 def gone(client: SandboxClient, sandbox_id: str) -> bool:
-    return client.attach(sandbox_id).wait_ended(60).state is SandboxState.DELETED
+    return client.attach(sandbox_id).wait_ended(110).state is SandboxState.DELETED
 
 
 def test_create_takes_every_option(client: SandboxClient) -> None:
@@ -43,7 +43,7 @@ def test_create_takes_every_option(client: SandboxClient) -> None:
         assert sandbox.exec("echo $COLOUR $TOKEN; pwd").stdout == "red hidden\n/tmp\n"
         info = sandbox.refresh()
         assert (info.labels, info.env) == ({"kind": "options"}, {"COLOUR": "red"})
-        assert sandbox.process("start").wait(30).stdout == "started\n"
+        assert sandbox.process("start").wait(110).stdout == "started\n"
         assert [found.sandbox_id for found in client.list(labels={"kind": "options"})] == ["all-options"]
         with pytest.raises(orchard.AlreadyExists):
             client.create(sandbox_id="all-options")
@@ -109,7 +109,7 @@ def test_wait_ready_times_out_with_the_state(client: SandboxClient) -> None:
     with client.create(wait=False) as sandbox:
         with pytest.raises(orchard.DeadlineExceeded):
             sandbox.wait_ended(0.2)
-        assert sandbox.wait_ready(60).state is SandboxState.READY
+        assert sandbox.wait_ready(110).state is SandboxState.READY
 
 
 def test_extend_moves_the_end(client: SandboxClient) -> None:
@@ -130,7 +130,7 @@ def test_heartbeats_keep_a_sandbox_and_missing_ones_are_told(client: SandboxClie
 
 def test_a_sandbox_without_heartbeats_expires(client: SandboxClient) -> None:
     with client.create(heartbeat_timeout=5) as sandbox:
-        info = sandbox.wait_ended(60)
+        info = sandbox.wait_ended(110)
         assert (info.state, info.reason) == (SandboxState.DELETED, "EXPIRED")
 
 
@@ -182,7 +182,7 @@ def test_a_program_that_forgets_its_sandbox_deletes_it_at_its_end(
 ) -> None:
     process = program(source, "end")
     sandbox_id = line(process.stdout)
-    assert process.wait(60) == 0
+    assert process.wait(110) == 0
     assert gone(client, sandbox_id)
     assert process.stderr is not None
     assert process.stderr.read() == ""
@@ -191,7 +191,7 @@ def test_a_program_that_forgets_its_sandbox_deletes_it_at_its_end(
 def test_a_program_that_fails_deletes_its_sandbox(client: SandboxClient, program: Program) -> None:
     process = program(FORGETS, "raise")
     sandbox_id = line(process.stdout)
-    assert process.wait(60) == 1
+    assert process.wait(110) == 1
     assert gone(client, sandbox_id)
 
 
@@ -204,7 +204,7 @@ def test_a_program_that_is_stopped_deletes_its_sandbox(
     sandbox_id = line(process.stdout)
     process.send_signal(number)
     # SIGINT: Python's own way of ending by KeyboardInterrupt, which is by the signal.
-    assert process.wait(60) == -number
+    assert process.wait(110) == -number
     assert gone(client, sandbox_id)
 
 
@@ -216,7 +216,7 @@ with SandboxClient() as client:
     try:
         sandbox.exec("echo > /tmp/interrupt-me; sleep 300", exec_id="interrupted-1", concurrent=True)
     except KeyboardInterrupt:
-        print(sandbox.process("interrupted-1").wait(30).ended, flush=True)
+        print(sandbox.process("interrupted-1").wait(110).ended, flush=True)
 """
 
 
@@ -226,4 +226,4 @@ def test_ctrl_c_ends_the_command(client: SandboxClient, program: Program) -> Non
         sandbox.exec("until test -e /tmp/interrupt-me; do sleep 0.02; done", concurrent=True, timeout=60)
         process.send_signal(signal.SIGINT)
         assert line(process.stdout) == "killed"
-        assert process.wait(30) == 0
+        assert process.wait(110) == 0

@@ -163,7 +163,7 @@ async def test_a_cancelled_rollout_is_aborted_and_whole(aclient: AsyncSandboxCli
                 running.set()
 
     task = asyncio.ensure_future(rollout())
-    await asyncio.wait_for(running.wait(), 60)
+    await asyncio.wait_for(running.wait(), 110)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -195,7 +195,7 @@ def test_ctrl_c_seals_as_aborted(platform: PlatformProcess, client: SandboxClien
         assert process.stdout is not None
         assert process.stdout.readline() == b"running\n"
         os.kill(process.pid, signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=110)
     finally:
         process.kill()
     info = client.trajectories.get(name)
@@ -242,7 +242,7 @@ async def test_sandboxes_are_deleted_whatever_becomes_of_recordings(
     recordings = [await other.record(sandbox=made).__aenter__() for _ in range(3)]
     with platform.held_down("trajectories"):
         closing = asyncio.ensure_future(other.close())
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(110):
             while other._session.recordings:
                 await asyncio.sleep(0)
         if cut:
@@ -251,7 +251,7 @@ async def test_sandboxes_are_deleted_whatever_becomes_of_recordings(
                 await closing
         else:
             await closing
-        assert client.attach(made.sandbox_id).wait_ended(60).state is SandboxState.DELETED
+        assert client.attach(made.sandbox_id).wait_ended(110).state is SandboxState.DELETED
     assert [one.info for one in recordings] == [None] * 3
 
 

@@ -277,5 +277,5 @@ async def test_a_signal_whose_answer_was_lost_arrives_once(
     while not await asandbox.read_text(log):
         await asyncio.sleep(0.02)
     await process.cancel()
-    await process.wait(60)
+    await process.wait(110)
     assert await asandbox.read_text(log) == "usr1\n"

@@ -19,7 +19,7 @@ from tests.support.platform import PlatformProcess, running_platform
 
 COMMAND_LINE = [sys.executable, "-m", "orchard._cli.main"]
 HOST = "127.0.0.1"
-BACKSTOP = 60
+BACKSTOP = 110
 
 
 class Secured:

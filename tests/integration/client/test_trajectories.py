@@ -150,9 +150,9 @@ async def test_a_live_trajectory_is_followed_to_its_seal(aclient: AsyncSandboxCl
     following = asyncio.ensure_future(follow())
     for number in range(3):
         await trajectory.append(Step.user(f"step {number}"))
-        assert await asyncio.wait_for(seen.get(), 60) == f"step {number}"
+        assert await asyncio.wait_for(seen.get(), 110) == f"step {number}"
     await trajectory.seal()
-    assert await asyncio.wait_for(following, 60) == ["step 0", "step 1", "step 2"]
+    assert await asyncio.wait_for(following, 110) == ["step 0", "step 1", "step 2"]
 
 
 async def test_appends_and_reads_outlive_their_connection(
@@ -166,7 +166,7 @@ async def test_appends_and_reads_outlive_their_connection(
     proxy.cut()
     await trajectory.seal()
     expected = [f"{number}.{part}" for number in range(20) for part in range(5)]
-    assert await asyncio.wait_for(following, 60) == expected
+    assert await asyncio.wait_for(following, 110) == expected
     assert [step.text async for step in aclient.trajectories.steps(trajectory.trajectory_id)] == expected
 
 

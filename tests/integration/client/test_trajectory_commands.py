@@ -85,7 +85,7 @@ def test_a_live_one_is_followed_to_its_end(cli: Cli, client: SandboxClient, data
         client.trajectories.open(name, take_over=True).append(Step.user("more"))
         client.trajectories.seal(name)
         wait_until(lambda: process.poll() is not None, "the follower to end")
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=110)
     finally:
         process.kill()
     assert (process.returncode, err) == (0, b"")

@@ -34,11 +34,11 @@ async def refresh(old: AsyncSandbox) -> None:
 
 
 async def wait_ended(old: AsyncSandbox) -> None:
-    await old.wait_ended(60)
+    await old.wait_ended(110)
 
 
 async def wait_ready(old: AsyncSandbox) -> None:
-    await old.wait_ready(60)
+    await old.wait_ready(110)
 
 
 async def extend(old: AsyncSandbox) -> None:
@@ -53,7 +53,7 @@ async def own(platform: PlatformProcess) -> AsyncIterator[AsyncSandboxClient]:
 
 async def end_elsewhere(client: AsyncSandboxClient, sandbox_id: str) -> None:
     await client.delete(sandbox_id)
-    await client.attach(sandbox_id).wait_ended(60)
+    await client.attach(sandbox_id).wait_ended(110)
 
 
 @pytest.mark.parametrize("act", [delete, leave, detach])
@@ -71,7 +71,7 @@ async def test_an_old_handle_ends_nothing_of_its_successor(
         assert (await new.exec('printf %s "$TOKEN"')).stdout == "of the new"
         assert own._session.transport.secret_creates[name].request_id == new.info.request_id
     # It is deleted with its client all the same.
-    assert (await aclient.attach(name).wait_ended(60)).reason == "REQUESTED"
+    assert (await aclient.attach(name).wait_ended(110)).reason == "REQUESTED"
 
 
 @pytest.mark.parametrize("act", [refresh, wait_ended, wait_ready, extend])
@@ -115,7 +115,7 @@ async def test_a_create_that_is_given_up_is_undone_under_an_id_that_was_used(
         creating.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await creating
-    info = await aclient.attach("given-up").wait_ended(60)
+    info = await aclient.attach("given-up").wait_ended(110)
     assert (info.labels, info.reason) == ({"number": "2"}, "REQUESTED")
 
 
@@ -127,10 +127,10 @@ def test_handles_of_the_synchronous_client(platform: PlatformProcess, client: Sa
     with SandboxClient(platform.endpoint, api_key=platform.api_key) as own:
         with own.create(sandbox_id="sync-again") as old:
             client.delete("sync-again")
-            client.attach("sync-again").wait_ended(60)
+            client.attach("sync-again").wait_ended(110)
             new = own.create(sandbox_id="sync-again")
             with pytest.raises(orchard.SandboxNotFound):
                 old.refresh()
             old.delete()
         assert new.exec("echo alive").stdout == "alive\n"
-    assert client.attach("sync-again").wait_ended(60).reason == "REQUESTED"
+    assert client.attach("sync-again").wait_ended(110).reason == "REQUESTED"

@@ -147,7 +147,7 @@ async def test_nothing_of_an_unexpected_error_reaches_the_client() -> None:
 
 async def test_a_cancellation_inside_is_unavailable_and_not_a_hang() -> None:
     async with serving() as (_handlers, channel, _server, _port):
-        error = await failing(channel.unary_unary("/x/cancelled_inside")(b"", timeout=20))
+        error = await failing(channel.unary_unary("/x/cancelled_inside")(b"", timeout=110))
         assert (error.code(), info(error).reason) == (grpc.StatusCode.UNAVAILABLE, "CALL_INTERRUPTED")
 
 
@@ -163,9 +163,9 @@ async def test_an_error_behind_is_passed_on_whole() -> None:
 async def test_a_client_that_cancels_ends_the_handler() -> None:
     async with serving() as (handlers, channel, _server, _port):
         call = channel.unary_unary("/x/waits")(b"")
-        await asyncio.wait_for(handlers.started.wait(), 20)
+        await asyncio.wait_for(handlers.started.wait(), 110)
         call.cancel()
-        await asyncio.wait_for(handlers.finished.wait(), 20)
+        await asyncio.wait_for(handlers.finished.wait(), 110)
 
 
 async def test_a_reader_that_leaves_ends_the_stream() -> None:
@@ -174,7 +174,7 @@ async def test_a_reader_that_leaves_ends_the_stream() -> None:
         async for _ in call:
             break
         call.cancel()
-        await asyncio.wait_for(handlers.finished.wait(), 20)
+        await asyncio.wait_for(handlers.finished.wait(), 110)
 
 
 async def test_streams_end_as_they_should() -> None:
@@ -214,7 +214,7 @@ async def test_health_tells_the_truth() -> None:
 async def test_stopping_tells_what_it_cannot_wait_for_and_waits_for_the_clean_up() -> None:
     async with serving() as (handlers, channel, server, _port):
         call = channel.unary_unary("/x/waits")(b"")
-        await asyncio.wait_for(handlers.started.wait(), 20)
+        await asyncio.wait_for(handlers.started.wait(), 110)
         await server.stop()
         assert handlers.finished.is_set()
         assert server.stopping.is_set()
@@ -236,17 +236,17 @@ async def test_calls_are_counted_under_the_status_they_had() -> None:
     async with serving(telemetry=telemetry) as (handlers, channel, _server, _port):
         await channel.unary_unary("/x/fine")(b"")
         await failing(channel.unary_unary("/x/missing")(b""))
-        await failing(channel.unary_unary("/x/cancelled_inside")(b"", timeout=20))
+        await failing(channel.unary_unary("/x/cancelled_inside")(b"", timeout=110))
         assert [part async for part in channel.unary_stream("/x/stream_fine")(b"")]
         for method, deadline in (("waits", 1), ("waits", None), ("stream_forever", None)):
             handlers.started.clear()
             handlers.finished.clear()
             begin = channel.unary_unary if method == "waits" else channel.unary_stream
             call = begin(f"/x/{method}")(b"", timeout=deadline)
-            await asyncio.wait_for(handlers.started.wait(), 20)
+            await asyncio.wait_for(handlers.started.wait(), 110)
             if deadline is None:
                 call.cancel()
-            await asyncio.wait_for(handlers.finished.wait(), 20)
+            await asyncio.wait_for(handlers.finished.wait(), 110)
     counted = {}
     for resource in reader.get_metrics_data().resource_metrics:
         for scope in resource.scope_metrics:

@@ -170,7 +170,7 @@ async def test_the_calls_of_a_client_that_vanished_without_a_word_end() -> None:
         call = channel.unary_stream("/x/listen")(b"", timeout=120)
         assert await anext(aiter(call)) == b"first"
         proxy.fall_silent()
-        await asyncio.wait_for(handlers.ended.wait(), 45)
+        await asyncio.wait_for(handlers.ended.wait(), 110)
         call.cancel()
 
 
@@ -185,5 +185,5 @@ async def test_a_call_to_a_server_that_vanished_without_a_word_ends(options) -> 
         assert await anext(answers) == b"first"
         proxy.fall_silent()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await asyncio.wait_for(anext(answers), 45)
+            await asyncio.wait_for(anext(answers), 110)
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE

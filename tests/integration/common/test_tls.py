@@ -21,7 +21,7 @@ from services.common.tls import ClientTls, TlsError, TlsFiles, server_credential
 from tests.support.certificates import Authority, MountedSecret, Pair
 
 HOST = "127.0.0.1"
-BACKSTOP = 30
+BACKSTOP = 110
 
 
 class Echo(grpc.GenericRpcHandler):

@@ -35,7 +35,7 @@ from services.exec_agent.settings import AgentConfig
 ROOT = Path(__file__).parents[3]
 SANDBOX = "box"
 UID = "uid-1"
-BACKSTOP = 60.0
+BACKSTOP = 110.0
 PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -111,7 +111,7 @@ class Client:
         self.sandbox_id = sandbox_id
 
     async def start(
-        self, command: exec_pb2.ExecSpec, wait: float = 30.0, exec_id: str | None = None
+        self, command: exec_pb2.ExecSpec, wait: float = 60.0, exec_id: str | None = None
     ) -> exec_service_pb2.StartExecResponse:
         request = exec_service_pb2.StartExecRequest(
             sandbox_id=self.sandbox_id, exec_id=exec_id or new_id(), spec=command, wait=duration(wait)
@@ -149,7 +149,7 @@ class Client:
             output.take(event)
         return output
 
-    async def wait(self, exec_id: str, seconds: float = 30.0) -> exec_pb2.Exec:
+    async def wait(self, exec_id: str, seconds: float = 100.0) -> exec_pb2.Exec:
         request = exec_service_pb2.WaitExecRequest(sandbox_id=self.sandbox_id, exec_id=exec_id, wait=duration(seconds))
         response = await self.stub.WaitExec(request, metadata=self.metadata, timeout=BACKSTOP)
         return response.exec

@@ -124,7 +124,7 @@ async def test_forks_cannot_outrun_a_kill(client: Client, work: Path) -> None:
     assert ended.result.ended == exec_pb2.EXEC_END_KILLED
     # The end is told after a bounded time, also where a busy machine has not caught the last of them by then.
     look = f"cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -x '{pattern}'"
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(110):
         while (await client.run(spec(shell=look))).stdout:
             pass
 
@@ -172,7 +172,7 @@ async def test_a_caught_signal_is_an_exit(client: Client) -> None:
 
 
 async def test_background_children_outlive_a_normal_end(client: Client) -> None:
-    output = await client.run(spec(shell="setsid sleep 1000 & echo $!", timeout=30))
+    output = await client.run(spec(shell="setsid sleep 1000 & echo $!", timeout=110))
     pid = int(output.stdout)
     assert lives(pid)
     await client.run(spec(shell=f"kill {pid}"))
@@ -185,7 +185,7 @@ async def test_zombies_are_reaped(client: Client) -> None:
     shell = "for i in 1 2 3; do (sh -c 'echo $$' & ); done; setsid sh -c 'sleep 0.1; echo $$' & sleep 0.05"
     await client.start(spec(shell=shell), exec_id=exec_id)
     pids = await pids_of(client, exec_id, 3)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 110
     for pid in pids:
         while Path(f"/proc/{pid}").exists():
             assert time.monotonic() < end
@@ -249,7 +249,7 @@ async def _list(client: Client):  # type: ignore[no-untyped-def]
     from orchard.exec.v1 import exec_service_pb2
 
     response = await client.stub.ListExecs(
-        exec_service_pb2.ListExecsRequest(sandbox_id="box", page_size=1000), metadata=client.metadata, timeout=30
+        exec_service_pb2.ListExecsRequest(sandbox_id="box", page_size=1000), metadata=client.metadata, timeout=110
     )
     return response.execs
 

@@ -44,7 +44,7 @@ class Init:
         self.pid = self._child()
 
     def _child(self) -> int:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 110
         while True:
             children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
             if children and b"init" in Path(f"/proc/{children[0]}/cmdline").read_bytes().split(b"\0"):
@@ -54,7 +54,7 @@ class Init:
 
     def inside(self, *argv: str, **options: object) -> subprocess.CompletedProcess[bytes]:
         command = ["nsenter", "-t", str(self.pid), "-p", "-m", *argv]
-        return subprocess.run(command, capture_output=True, timeout=30, **options)  # type: ignore[call-overload, no-any-return]
+        return subprocess.run(command, capture_output=True, timeout=110, **options)  # type: ignore[call-overload, no-any-return]
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_lifeline_that_others_read_too_is_no_end(init: Init) -> None:
         pytest.fail("it was always quicker")
     assert b"init" in init.inside("ps", "ax").stdout
     os.close(init.lifeline)
-    init.process.wait(30)
+    init.process.wait(110)
 
 
 @pytest.mark.root
@@ -94,8 +94,8 @@ def test_it_ends_with_its_lifeline_and_everything_with_it(init: Init) -> None:
     while b"sleep" not in init.inside("ps", "ax").stdout:
         time.sleep(0.005)
     os.close(init.lifeline)
-    init.process.wait(30)
-    sleeper.wait(30)
+    init.process.wait(110)
+    sleeper.wait(110)
     assert not lives(init.pid)
 
 
@@ -105,7 +105,7 @@ def test_it_ends_on_term_from_outside_and_ignores_signals_from_inside(init: Init
         init.inside("kill", f"-{name}", "1")
     assert b"init" in init.inside("ps", "ax").stdout
     os.kill(init.pid, signal.SIGTERM)
-    init.process.wait(30)
+    init.process.wait(110)
     os.close(init.lifeline)
 
 
@@ -113,16 +113,16 @@ def test_it_ends_on_term_from_outside_and_ignores_signals_from_inside(init: Init
 def test_it_reaps_every_orphan(init: Init) -> None:
     for _ in range(20):
         init.inside("/usr/bin/python3", "-c", _ORPHAN, input=b"")
-    end = time.monotonic() + 30
+    end = time.monotonic() + 110
     while b"defunct" in init.inside("ps", "ax").stdout:
         assert time.monotonic() < end
         time.sleep(0.005)
     os.close(init.lifeline)
-    init.process.wait(30)
+    init.process.wait(110)
 
 
 def test_bad_arguments_are_explained() -> None:
-    done = subprocess.run([launcher_path(), "nonsense"], capture_output=True, timeout=30)
+    done = subprocess.run([launcher_path(), "nonsense"], capture_output=True, timeout=110)
     assert done.returncode == 2
     assert b"usage" in done.stderr
 
@@ -142,5 +142,5 @@ def test_the_copy_in_memory_cannot_be_altered() -> None:
 
 
 def test_it_is_static() -> None:
-    headers = subprocess.run(["readelf", "-l", launcher_path()], capture_output=True, check=True, timeout=30).stdout
+    headers = subprocess.run(["readelf", "-l", launcher_path()], capture_output=True, check=True, timeout=110).stdout
     assert b"INTERP" not in headers

@@ -146,7 +146,7 @@ async def test_unknown_execs(client: Client) -> None:
 
 async def listed(client: Client) -> list[str]:
     request = exec_service_pb2.ListExecsRequest(sandbox_id=SANDBOX, page_size=1000)
-    response = await client.stub.ListExecs(request, metadata=client.metadata, timeout=30)
+    response = await client.stub.ListExecs(request, metadata=client.metadata, timeout=110)
     return [found.exec_id for found in response.execs]
 
 
@@ -158,7 +158,7 @@ async def test_lists_are_newest_first_in_pages(client: Client) -> None:
     token = ""
     while len(seen) < 7:
         request = exec_service_pb2.ListExecsRequest(sandbox_id=SANDBOX, page_size=3, page_token=token)
-        response = await client.stub.ListExecs(request, metadata=client.metadata, timeout=30)
+        response = await client.stub.ListExecs(request, metadata=client.metadata, timeout=110)
         assert len(response.execs) == 3
         seen += [found.exec_id for found in response.execs]
         token = response.next_page_token
@@ -168,7 +168,7 @@ async def test_lists_are_newest_first_in_pages(client: Client) -> None:
     for bad in ({"page_size": 1001}, {"page_size": -1}, {"page_token": "x"}):
         with problem() as found:
             request = exec_service_pb2.ListExecsRequest(sandbox_id=SANDBOX, **bad)  # type: ignore[arg-type]
-            await client.stub.ListExecs(request, metadata=client.metadata, timeout=30)
+            await client.stub.ListExecs(request, metadata=client.metadata, timeout=110)
         assert found[0].fields == (next(iter(bad)),)
 
 

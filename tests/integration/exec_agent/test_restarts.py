@@ -315,7 +315,7 @@ async def test_no_command_starts_while_the_agent_stops(monkeypatch: pytest.Monke
             services[0].interrupt()
             (folder / "go").touch()
             first = services[0].find("first")
-            await first.done.wait(30)
+            await first.done.wait(110)
             assert first.result is not None
             assert services[0].find("second").result is None
         assert not (folder / "ran").exists()

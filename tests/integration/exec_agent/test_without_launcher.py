@@ -47,7 +47,7 @@ def make_agent() -> Iterator[Callable[..., AgentProcess]]:
 
 async def test_it_says_what_is_missing(client: Client) -> None:
     answer = await client.agent.GetAgent(
-        agent_service_pb2.GetAgentRequest(sandbox_id=SANDBOX), metadata=client.metadata, timeout=30
+        agent_service_pb2.GetAgentRequest(sandbox_id=SANDBOX), metadata=client.metadata, timeout=110
     )
     assert list(answer.gaps) == [GAP]
     assert "scripts/build-launcher" in GAP

@@ -95,7 +95,7 @@ def agent(key: Ed25519PrivateKey, socket_folder: Path, work: Path) -> Iterator[A
         assert process.stdout.readline() == b"serving\n"
         yield AgentProcess(process, f"unix:{socket_folder}/s")
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(110) == 0
 
 
 @pytest.fixture

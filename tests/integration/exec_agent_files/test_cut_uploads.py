@@ -31,7 +31,7 @@ async def test_a_client_that_goes_away_leaves_nothing(
     await write(agent_stub, "first", b"x")  # the threads and descriptors that stay are there now
     metadata = {AGENT_TOKEN_KEY: Signer(key).agent_token(UID)}
     for _ in range(ROUNDS):
-        async with uploader(agent.address, metadata, S, work) as program, asyncio.timeout(60):
+        async with uploader(agent.address, metadata, S, work) as program, asyncio.timeout(110):
             while not all((work / name).exists() for name in FOLDERS):
                 await asyncio.sleep(0.01)
             await getattr(program, how)()

@@ -122,7 +122,7 @@ async def test_the_last_stream_writes_and_no_other(stub: FileServiceStub, work: 
         yield pb.WriteFileRequest(end=True)
 
     before = asyncio.ensure_future(answer(stub.WriteFile(forgotten())))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(110):
         while not await received(stub):
             await asyncio.sleep(0.01)
     there = await received(stub)
@@ -197,7 +197,7 @@ def test_half_a_batch_is_never_gone_on_with(work: Path, monkeypatch: pytest.Monk
 
     def full_disk(fd: int, pieces: Sequence[memoryview]) -> int:
         writev(fd, [bytes(pieces[0])[:2]])
-        waits.wait(30)
+        waits.wait(110)
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(os, "writev", full_disk)
@@ -211,8 +211,8 @@ def test_half_a_batch_is_never_gone_on_with(work: Path, monkeypatch: pytest.Monk
     taking = threading.Thread(target=second.open)
     taking.start()
     waits.set()
-    writing.join(30)
-    taking.join(30)
+    writing.join(110)
+    taking.join(110)
     first.abort()
     monkeypatch.undo()
     second.write([b"new file"])
@@ -230,7 +230,7 @@ def test_a_stuck_write_is_waited_for_for_a_while_alone(work: Path, monkeypatch: 
 
     def slow(writer: FileWriter, pieces: Sequence[bytes]) -> None:
         if pieces == [b"slow"]:
-            go_on.wait(60)
+            go_on.wait(110)
         wrote(writer, pieces)
 
     monkeypatch.setattr(FileWriter, "write", slow)
@@ -245,7 +245,7 @@ def test_a_stuck_write_is_waited_for_for_a_while_alone(work: Path, monkeypatch: 
     others = threading.Thread(target=busy)
     others.start()
     try:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 110
         while not uploads._is_busy("stuck"):
             assert time.monotonic() < end, "the write never began"
         with pytest.raises(UnavailableError) as caught:
@@ -254,8 +254,8 @@ def test_a_stuck_write_is_waited_for_for_a_while_alone(work: Path, monkeypatch: 
     finally:
         done.set()
         go_on.set()
-        others.join(30)
-        writing.join(30)
+        others.join(110)
+        writing.join(110)
 
 
 def test_a_stream_that_never_wrote_leaves_nothing(work: Path) -> None:

@@ -40,7 +40,7 @@ from services.gateway.couriers import ActivityReporter, SecretCourier
 from services.gateway.proxy import AgentProxy
 from services.gateway.scheduler_client import SchedulerClient
 
-BACKSTOP = 20
+BACKSTOP = 110
 WHO = Principal("t", "k", frozenset({"user"}))
 
 

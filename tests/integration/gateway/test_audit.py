@@ -32,7 +32,7 @@ from services.gateway.store_audit import AuditTable
 from tests.integration.gateway.test_store import stoppable
 
 MIGRATIONS = Path("services/gateway/migrations")
-BACKSTOP = 60
+BACKSTOP = 110
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DELETE = "/orchard.sandbox.v1.SandboxService/DeleteSandbox"
 GET = "/orchard.sandbox.v1.SandboxService/GetSandbox"

@@ -22,7 +22,7 @@ from services.gateway.servicer import KeyServicer
 from services.gateway.store import SCHEMA, GatewayStore
 
 MIGRATIONS = Path("services/gateway/migrations")
-BACKSTOP = 60
+BACKSTOP = 110
 GET = "/orchard.sandbox.v1.SandboxService/GetSandbox"
 START = "/orchard.exec.v1.ExecService/StartExec"
 USER = frozenset({"user"})

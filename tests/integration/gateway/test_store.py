@@ -35,7 +35,7 @@ from services.gateway.servicer import KeyServicer, UsageServicer
 from services.gateway.store import SCHEMA, GatewayStore, SandboxUse, utc_now
 
 MIGRATIONS = Path("services/gateway/migrations")
-BACKSTOP = 60
+BACKSTOP = 110
 START = datetime(2026, 1, 1, tzinfo=UTC)
 USER_METHOD = "/orchard.sandbox.v1.SandboxService/GetSandbox"
 ADMIN_METHOD = "/orchard.admin.v1.KeyService/CreateKey"

@@ -23,7 +23,7 @@ from services.gateway.servicer_tenants import TenantServicer
 from services.gateway.store import SCHEMA, GatewayStore
 from services.gateway.tenants import Tenants
 
-BACKSTOP = 60
+BACKSTOP = 110
 KEY = generate_key()
 Told = list[tuple[str, int, int]]
 

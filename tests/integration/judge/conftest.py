@@ -98,12 +98,12 @@ class ServiceProcess:
     def kill(self) -> None:
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(30)
+        self.process.wait(110)
 
     def stop(self) -> int:
         assert self.process is not None
         self.process.terminate()
-        return self.process.wait(60)
+        return self.process.wait(110)
 
     def metadata(self, tenant: str) -> tuple[tuple[str, str], ...]:
         return ((PRINCIPAL_KEY, Signer(self.key).principal_token(Principal(tenant, "key", frozenset({"user"})))),)

@@ -109,7 +109,7 @@ async def ask(
     parameters = Parameters(votes, Aggregation.MEDIAN, 1, 0.5, 1000)
     async with endpoint_of(given, stopping) as endpoint:
         asker = Asker(Prompts(asked), "key", parameters, [endpoint], meters, notes or Notes())
-        return await asyncio.wait_for(asker.votes(), 60)
+        return await asyncio.wait_for(asker.votes(), 110)
 
 
 EX, AB = Excluded, Abstained
@@ -256,7 +256,7 @@ async def test_at_most_so_many_calls_at_once(server: JudgeServer) -> None:
     server.behave("wait")
     asking = asyncio.create_task(ask(settings(server, concurrency=3), question(), votes=9))
     while server.running < 3:
-        await asyncio.wait_for(server.arrived.wait(), 60)
+        await asyncio.wait_for(server.arrived.wait(), 110)
         server.arrived.clear()
     server.go_on.set()
     assert len(await asking) == 9

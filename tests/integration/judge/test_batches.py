@@ -39,17 +39,17 @@ async def test_a_batch_takes_in_no_more_than_it_judges(database: str, tmp_path: 
         batches_of(database, tmp_path, settings) as batches,
         aclosing(batches.run("bounded", "b", Amount(), given())) as results,
     ):
-        await asyncio.wait_for(anext(results), 60)  # how far the batch was
+        await asyncio.wait_for(anext(results), 110)  # how far the batch was
         reading = asyncio.ensure_future(anext(results))
         while len(server.requests) < AT_ONCE:
             server.arrived.clear()
-            await asyncio.wait_for(server.arrived.wait(), 60)
+            await asyncio.wait_for(server.arrived.wait(), 110)
         # All of them wait for the model: of the others one at most was taken in, and waits for its turn.
         assert taken <= AT_ONCE + 1
         server.go_on.set()
-        item = await asyncio.wait_for(reading, 60)
+        item = await asyncio.wait_for(reading, 110)
         while isinstance(item, BatchItem):
             read += 1
             assert taken - read <= AT_ONCE
-            item = await asyncio.wait_for(anext(results), 60)
+            item = await asyncio.wait_for(anext(results), 110)
     assert (read, taken, dropped, len(server.requests)) == (count, count, count, count)

@@ -22,7 +22,7 @@ async def arrivals(server: JudgeServer, count: int) -> None:
     """Until so many calls have arrived."""
     while len(server.requests) < count:
         server.arrived.clear()
-        await asyncio.wait_for(server.arrived.wait(), 60)
+        await asyncio.wait_for(server.arrived.wait(), 110)
 
 
 async def test_votes_are_kept_where_a_sibling_fails(server: JudgeServer) -> None:
@@ -56,7 +56,7 @@ async def test_an_answer_is_kept_whose_caller_leaves_while_it_is_stored(server: 
     notes = Notes()
     notes.go_on.clear()
     asking = asyncio.create_task(ask(settings(server), question(), notes=notes))
-    await asyncio.wait_for(notes.asked_to_keep.wait(), 60)
+    await asyncio.wait_for(notes.asked_to_keep.wait(), 110)
     asking.cancel()
     await spin()
     notes.go_on.set()

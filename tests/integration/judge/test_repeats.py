@@ -98,7 +98,7 @@ async def under_way(calls: Calls, server: JudgeServer) -> asyncio.Task[judge_pb2
     """Request r1, while its judge is asked; the database has forgotten it, as a crash has it do."""
     server.behave("wait")
     judging = asyncio.create_task(calls.judge(request_id="r1", fresh=True))
-    await asyncio.wait_for(server.arrived.wait(), 60)
+    await asyncio.wait_for(server.arrived.wait(), 110)
     async with await psycopg.AsyncConnection.connect(calls.process.database, autocommit=True) as connection:
         cursor = await connection.execute("DELETE FROM judge.requests WHERE tenant = %s", (calls.tenant,))
         assert cursor.rowcount == 1
@@ -157,7 +157,7 @@ async def test_an_item_that_was_something_else_is_refused_also_beside_its_questi
     await calls.batch("b", {"i": {"instruction": "Do that."}})
     server.behave("wait")
     batch = asyncio.create_task(calls.batch("b", {"j": {}, "i": {}}))
-    await asyncio.wait_for(server.arrived.wait(), 60)
+    await asyncio.wait_for(server.arrived.wait(), 110)
     server.go_on.set()
     assert await fails(batch, grpc.StatusCode.ALREADY_EXISTS, "'i'") == "ITEM_EXISTS"
 
@@ -279,15 +279,15 @@ async def test_locks_are_bounded_and_none_is_left_behind(database: str) -> None:
             pid = locks._line.connection.info.backend_pid
         holding = [asyncio.create_task(hold(f"lock {number}")) for number in range(5)]
         for _ in range(2):
-            await asyncio.wait_for(begun.acquire(), 60)
+            await asyncio.wait_for(begun.acquire(), 110)
         assert await held() == 2
         # Of those that hold one and those that wait some leave.
         for task in holding[1:4]:
             task.cancel()
         await asyncio.gather(*holding[1:4], return_exceptions=True)
         go_on.set()
-        await asyncio.wait_for(asyncio.gather(holding[0], holding[4]), 60)
-        async with asyncio.timeout(60):
+        await asyncio.wait_for(asyncio.gather(holding[0], holding[4]), 110)
+        async with asyncio.timeout(110):
             while await held():
                 pass
     finally:

@@ -155,7 +155,7 @@ async def test_what_is_held_is_held_again_or_told(database: str) -> None:
             locks.held("kept") as kept,
             locks.held("lost") as lost,
             await psycopg.AsyncConnection.connect(database, autocommit=True) as other,
-            asyncio.timeout(60),
+            asyncio.timeout(110),
         ):
             await kept()
             assert locks._line.connection is not None
@@ -187,7 +187,7 @@ async def test_whoever_held_a_question_comes_first_after_an_outage(database: str
     try:
         async with other.held("something else"):
             pass
-        async with asyncio.timeout(60), one.held("question") as sure:
+        async with asyncio.timeout(110), one.held("question") as sure:
             await one._line._turn.acquire()
             try:
                 connections = [locks._line.connection for locks in (one, other)]

@@ -110,7 +110,7 @@ async def test_a_text_is_there_before_and_after_its_way(own_database: str, tmp_p
         (kept,) = (await claims.known("t", "run", "", NOWHERE)).answers
         assert await journal.text(kept) == "It did."
         moving = asyncio.create_task(answers.move())
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(110):
             while await texts.some(1):
                 pass
         moving.cancel()
@@ -133,7 +133,7 @@ async def test_the_database_keeps_answers_while_the_object_store_is_away(own_dat
         folder.write_text("in the way")
         await answered(journal, "It waits.")
         moving = asyncio.create_task(answers.move())
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(110):
             while not answers.are_stuck:
                 await asyncio.sleep(0)
         later = await answered(journal, "It waits too.", 1)
@@ -141,7 +141,7 @@ async def test_the_database_keeps_answers_while_the_object_store_is_away(own_dat
         await journal.ready()
         folder.unlink()
         await answered(journal, "It does not.", 2)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(110):
             while await texts.some(1):
                 pass
         moving.cancel()
@@ -170,7 +170,7 @@ async def test_nothing_is_asked_while_the_database_takes_no_answer(own_database:
         await journal.ready()
         with away(own_database):
             keeping = asyncio.create_task(answered(journal, "It did."))
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(110):
                 while True:
                     try:
                         await journal.ready()
@@ -188,7 +188,7 @@ async def test_a_service_that_stops_gives_up_what_no_store_takes(own_database: s
         with away(own_database):
             stopping.set()
             with pytest.raises(UnavailableError):
-                await asyncio.wait_for(answered(journal, "It did."), 60)
+                await asyncio.wait_for(answered(journal, "It did."), 110)
             await journal.ready()
 
 

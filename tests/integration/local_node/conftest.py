@@ -41,7 +41,7 @@ def _user_with_sub_ids() -> pwd.struct_passwd:
         entry = pwd.getpwnam(_TEST_USER)
     except KeyError:
         subprocess.run(
-            ["useradd", "--no-create-home", "--home-dir", "/nonexistent", _TEST_USER], check=True, timeout=30
+            ["useradd", "--no-create-home", "--home-dir", "/nonexistent", _TEST_USER], check=True, timeout=110
         )
         entry = pwd.getpwnam(_TEST_USER)
     for path in (Path("/etc/subuid"), Path("/etc/subgid")):

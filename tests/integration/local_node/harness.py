@@ -26,7 +26,7 @@ from services.common.server import CHANNEL_OPTIONS
 from services.common.tokens import AGENT_TOKEN_KEY, Signer, generate_key, public_pem
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-PATIENCE = 60.0
+PATIENCE = 110.0
 STARTING = node_pb2.NODE_SANDBOX_PHASE_STARTING
 RUNNING = node_pb2.NODE_SANDBOX_PHASE_RUNNING
 STOPPING = node_pb2.NODE_SANDBOX_PHASE_STOPPING
@@ -71,7 +71,7 @@ class Box:
                 else:
                     return
 
-    async def run(self, shell: str, *, user: str = "", timeout: float = 30, **fields: Any) -> Ended:
+    async def run(self, shell: str, *, user: str = "", timeout: float = 50, **fields: Any) -> Ended:
         """Run a shell string; output has stdout and stderr in one."""
         stub = exec_service_pb2_grpc.ExecServiceStub(self.channel)
         spec = exec_pb2.ExecSpec(

@@ -321,12 +321,12 @@ async def test_host_network_is_the_hosts(shared: NodeProcess) -> None:
 
 
 async def test_ipc_is_its_own(box: Box) -> None:
-    made = subprocess.run(["ipcmk", "-M", "4096"], capture_output=True, text=True, timeout=30)
+    made = subprocess.run(["ipcmk", "-M", "4096"], capture_output=True, text=True, timeout=110)
     number = made.stdout.split()[-1]
     try:
         assert number not in await box.ok("cat /proc/sysvipc/shm")
     finally:
-        subprocess.run(["ipcrm", "-m", number], check=True, timeout=30)
+        subprocess.run(["ipcrm", "-m", number], check=True, timeout=110)
 
 
 async def test_signals_reach_nobody_outside(box: Box) -> None:
@@ -336,7 +336,7 @@ async def test_signals_reach_nobody_outside(box: Box) -> None:
         assert sleeper.poll() is None
     finally:
         sleeper.kill()
-        sleeper.wait(30)
+        sleeper.wait(110)
 
 
 async def test_set_user_id_files_gain_nothing_on_the_host(shared: NodeProcess, box: Box) -> None:

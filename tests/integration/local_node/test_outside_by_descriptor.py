@@ -168,7 +168,7 @@ async def test_the_agent_itself_is_no_file_of_the_sandbox(box: Box, name: str) -
     for folder in ("/proc/self", "/proc/thread-self"):
         request = files.ReadFileRequest(sandbox_id=box.sandbox.sandbox_id, path=f"{folder}/{name}", length=10)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in stub.ReadFile(request, metadata=box._metadata, timeout=30):
+            async for _ in stub.ReadFile(request, metadata=box._metadata, timeout=110):
                 pass
         assert caught.value.code() in REFUSED
 
@@ -176,5 +176,5 @@ async def test_the_agent_itself_is_no_file_of_the_sandbox(box: Box, name: str) -
 async def test_what_the_kernel_tells_of_the_machine_can_be_read(box: Box) -> None:
     stub = file_service_pb2_grpc.FileServiceStub(box.channel)
     request = files.ReadFileRequest(sandbox_id=box.sandbox.sandbox_id, path="/proc/meminfo")
-    text = b"".join([part.data async for part in stub.ReadFile(request, metadata=box._metadata, timeout=30)])
+    text = b"".join([part.data async for part in stub.ReadFile(request, metadata=box._metadata, timeout=110)])
     assert b"MemTotal" in text

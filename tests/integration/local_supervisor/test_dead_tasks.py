@@ -56,7 +56,7 @@ async def test_its_service_says_so_ends_and_is_started_again(shared: PlatformPro
         health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert (await health.read()).status == SERVING
         async with damage(shared):
-            assert (await asyncio.wait_for(health.read(), 60)).status == NOT_SERVING
+            assert (await asyncio.wait_for(health.read(), 110)).status == NOT_SERVING
             await asyncio.to_thread(
                 wait_until, lambda: f"{service} ended with exit code 1" in shared.output()[said:], "its end"
             )

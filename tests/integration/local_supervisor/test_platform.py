@@ -236,7 +236,7 @@ async def test_servers_of_the_users_own_are_used(tmp_path: Path) -> None:
                 assert connection.execute("SELECT count(*) FROM judge.verdicts").fetchone() == (0,)
             assert await asyncio.to_thread(platform.stop) == 0
             # Still there: they are not the platform's.
-            await asyncio.wait_for(valkey.wait_ready(), 20)
+            await asyncio.wait_for(valkey.wait_ready(), 110)
             assert not server.exited.done()
         finally:
             await asyncio.to_thread(platform.close)

@@ -68,7 +68,7 @@ async def test_a_hurry_cuts_the_patience_short(children: Children) -> None:
     ending = asyncio.ensure_future(child.end([(signal.SIGTERM, 1000.0), (signal.SIGKILL, 20.0)], hurry=hurry))
     await asyncio.sleep(0)
     hurry.set()
-    assert await asyncio.wait_for(ending, 20)
+    assert await asyncio.wait_for(ending, 110)
 
 
 ADOPTER = """
@@ -112,7 +112,7 @@ asyncio.run(main())
 
 
 def test_orphans_are_collected_and_no_exit_code_is_stolen() -> None:
-    done = subprocess.run([sys.executable, "-c", ADOPTER], cwd=ROOT, timeout=60, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", ADOPTER], cwd=ROOT, timeout=110, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[1]) >= 2
 
@@ -137,7 +137,7 @@ class Supervised:
 
     async def stop(self) -> str:
         assert await self.unit.stop(asyncio.Event())
-        await asyncio.wait_for(self.task, 20)
+        await asyncio.wait_for(self.task, 110)
         self.output.close()
         return self.stream.getvalue()
 
@@ -145,13 +145,13 @@ class Supervised:
 async def test_what_dies_is_started_again(children: Children) -> None:
     supervised = Supervised(children, "exec sleep 1000")
     unit = supervised.unit
-    await asyncio.wait_for(unit.ready.wait(), 20)
+    await asyncio.wait_for(unit.ready.wait(), 110)
     first = unit.child
     assert first is not None
     unit.signal(signal.SIGKILL)
     # The dead one's readiness does not count for its successor.
     assert not unit.ready.is_set()
-    await asyncio.wait_for(unit.ready.wait(), 20)
+    await asyncio.wait_for(unit.ready.wait(), 110)
     assert unit.child is not None
     assert unit.child.pid != first.pid
     assert (unit.starts, unit.state) == (2, "ready")
@@ -163,7 +163,7 @@ async def test_what_dies_is_started_again(children: Children) -> None:
 
 async def test_what_dies_again_and_again_is_shouted_about(children: Children) -> None:
     supervised = Supervised(children, "echo because; exit 7")
-    await asyncio.wait_for(supervised.unit.failing.wait(), 30)
+    await asyncio.wait_for(supervised.unit.failing.wait(), 110)
     assert supervised.unit.starts == 5
     # It waits for the next try, and that wait ends with it.
     printed = await supervised.stop()
@@ -185,7 +185,7 @@ async def test_one_that_cannot_be_started_is_tried_again(children: Children, tmp
     task = asyncio.ensure_future(unit.run())
     await asyncio.sleep(0)
     program.symlink_to("/bin/yes")
-    await asyncio.wait_for(unit.ready.wait(), 20)
+    await asyncio.wait_for(unit.ready.wait(), 110)
     assert await unit.stop(asyncio.Event())
     await task
     output.close()

@@ -46,7 +46,7 @@ def made_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     postgres = Postgres(folder / "postgres", folder / "s", account_of_servers())
     assert postgres.prepare()
     command = postgres.initialise(ENVIRONMENT)
-    subprocess.run(command.argv, env=command.environment, check=True, capture_output=True, timeout=60)
+    subprocess.run(command.argv, env=command.environment, check=True, capture_output=True, timeout=110)
     postgres.initialised()
     return postgres.directory
 
@@ -63,7 +63,7 @@ def postgres(tmp_path: Path, made_database: Path) -> Postgres:
 
 async def start(children: Children, postgres: Postgres, log: Log | None = None) -> Child:
     child = await children.start(postgres.command(ENVIRONMENT), log or Log())
-    await asyncio.wait_for(postgres.wait_ready(child.pid), 30)
+    await asyncio.wait_for(postgres.wait_ready(child.pid), 110)
     return child
 
 
@@ -152,7 +152,7 @@ def valkey(tmp_path: Path) -> Valkey:
 async def start_valkey(children: Children, valkey: Valkey) -> Child:
     valkey.prepare()
     child = await children.start(valkey.command(ENVIRONMENT), Log())
-    await asyncio.wait_for(valkey.wait_ready(), 30)
+    await asyncio.wait_for(valkey.wait_ready(), 110)
     return child
 
 
@@ -218,16 +218,16 @@ def test_the_guard_starts_nothing_for_a_parent_that_is_gone(tmp_path: Path) -> N
     command = guarded(["/bin/touch", str(tmp_path / "started")], ends_with=signal.SIGTERM, account=None, environment={})
     argv = list(command.argv)
     position = argv.index(str(os.getpid()))
-    assert subprocess.run(argv, timeout=20).returncode == 0
+    assert subprocess.run(argv, timeout=110).returncode == 0
     (tmp_path / "started").unlink()
     argv[position] = "1"
-    assert subprocess.run(argv, timeout=20).returncode == 1
+    assert subprocess.run(argv, timeout=110).returncode == 1
     assert not (tmp_path / "started").exists()
 
 
 def test_the_guard_says_what_it_cannot_start() -> None:
     command = guarded(["/no/such/program"], ends_with=signal.SIGTERM, account=None, environment={})
-    done = subprocess.run(command.argv, timeout=20, capture_output=True, text=True)
+    done = subprocess.run(command.argv, timeout=110, capture_output=True, text=True)
     assert done.returncode == 127
     assert done.stderr.startswith("cannot start /no/such/program: ")
 
@@ -239,7 +239,7 @@ def test_the_guard_gives_up_root() -> None:
     command = guarded(
         ["/bin/cat", "/proc/self/status"], ends_with=signal.SIGTERM, account=Account(65534, 65534), environment={}
     )
-    status = subprocess.run(command.argv, timeout=20, capture_output=True, text=True, check=True).stdout
+    status = subprocess.run(command.argv, timeout=110, capture_output=True, text=True, check=True).stdout
     assert "Uid:\t65534\t65534\t65534\t65534" in status
     assert "Gid:\t65534\t65534\t65534\t65534" in status
     assert "Groups:\t \n" in status

@@ -32,7 +32,7 @@ async def until(pieces: Pieces, record: Record, state: State) -> Record:
 
     following = asyncio.ensure_future(follow())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(110):
             await connected.wait()
             async for now in pieces.scheduler.wait(
                 record.tenant, record.sandbox_id, until_terminal=True, stopping=asyncio.Event()
@@ -63,10 +63,10 @@ class TestStarts:
         pieces.store.started = started_then_told  # type: ignore[method-assign]
         async with pieces.dispatching():
             record = await pieces.create("a")
-            await asyncio.wait_for(noted.wait(), 10)
+            await asyncio.wait_for(noted.wait(), 110)
             # One worker deletes in order: were "u-a" deleted, it would come first.
             pieces.dispatcher.delete_soon(Incarnation("t", "b", "u-b"))
-            assert await asyncio.wait_for(pieces.runtime.deleted.get(), 10) == "u-b"
+            assert await asyncio.wait_for(pieces.runtime.deleted.get(), 110) == "u-b"
         assert pieces.runtime.deleted.empty()
         await pieces.scheduler.rebuild(
             seen(record, State.READY, 5, uid="u-a", create_ms=record.create_ms, expire_ms=FAR_MS)
@@ -80,7 +80,7 @@ class TestStarts:
         pieces.runtime.creating = deleted
         async with pieces.dispatching():
             await pieces.create("a")
-            assert await asyncio.wait_for(pieces.runtime.deleted.get(), 10) == "u-a"
+            assert await asyncio.wait_for(pieces.runtime.deleted.get(), 110) == "u-a"
 
     async def test_a_runtime_that_refuses_for_ever_ends_the_create(self, store: LeaseStore) -> None:
         pieces = assemble(store, replace(DAY, start_timeout_ms=1))
@@ -109,7 +109,7 @@ class TestWrites:
         try:
             async with pieces.dispatching():
                 pieces.cache.tell(seen(wanted("a"), State.FAILED, 5, reason=Reason.OOM))
-                assert await asyncio.wait_for(pieces.runtime.deleted.get(), 10) == "u1"
+                assert await asyncio.wait_for(pieces.runtime.deleted.get(), 110) == "u1"
                 pieces.cache.tell(seen(wanted("b"), State.READY, 6))
                 await until(pieces, wanted("b"), State.READY)
                 assert await state_of(pieces.store, wanted("a")) == (State.FAILED, Reason.OOM)
@@ -160,7 +160,7 @@ class TestRounds:
         running = asyncio.ensure_future(pieces.reconciler.run_rounds())
         try:
             for _ in range(count):
-                await asyncio.wait_for(turns.get(), 10)
+                await asyncio.wait_for(turns.get(), 110)
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -202,11 +202,11 @@ class TestRounds:
             await pieces.reconciler._round(pieces.cache)
             now[0] += 1_000
             await pieces.reconciler._round(pieces.cache)
-            assert await asyncio.wait_for(pieces.runtime.forced.get(), 10) == "u1"
+            assert await asyncio.wait_for(pieces.runtime.forced.get(), 110) == "u1"
             pieces.cache.tell(seen(wanted("a"), State.DELETED, 7))
             now[0] += 59_000
             await pieces.reconciler._round(pieces.cache)
-            assert await asyncio.wait_for(pieces.runtime.forced.get(), 10) == "u-b"
+            assert await asyncio.wait_for(pieces.runtime.forced.get(), 110) == "u-b"
         assert pieces.runtime.forced.empty()
 
     @pytest.mark.parametrize("state", [State.STARTING, State.READY, State.FAILED])
@@ -216,4 +216,4 @@ class TestRounds:
         pieces.cache.tell(seen(wanted("a"), state, 5))
         async with pieces.dispatching():
             await pieces.reconciler._round(pieces.cache)
-            assert await asyncio.wait_for(pieces.runtime.deleted.get(), 10) == "u1"
+            assert await asyncio.wait_for(pieces.runtime.deleted.get(), 110) == "u1"

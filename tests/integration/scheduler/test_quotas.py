@@ -95,9 +95,9 @@ class TestSandboxes:
         await queue(store, "a", "b", quota=Quota(1, sandboxes=1))
         assert await taken(store, 2) == ["t/a", ""]
         listening = asyncio.ensure_future(woken())
-        await asyncio.wait_for(connected.wait(), 10)
+        await asyncio.wait_for(connected.wait(), 110)
         await end(store, "a")
-        await asyncio.wait_for(listening, 10)
+        await asyncio.wait_for(listening, 110)
 
 
 class TestSums:
@@ -270,7 +270,7 @@ class TestCalls:
                 for name in "abc":
                     await self._create(pieces, name, Quota(1, sandboxes=1))
                 for name in "abc":
-                    assert await asyncio.wait_for(pieces.runtime.created.get(), 10) == name
+                    assert await asyncio.wait_for(pieces.runtime.created.get(), 110) == name
                     await end(pieces.store, name)
         finally:
             changes.cancel()

@@ -10,7 +10,7 @@ from services.scheduler.store import LeaseStore
 from tests.integration.scheduler.pieces import Pieces, assemble
 from tests.integration.scheduler.records import seen, started, wanted
 
-BACKSTOP = 20
+BACKSTOP = 110
 
 
 @pytest.fixture

@@ -373,9 +373,9 @@ class TestRest:
                 return
 
         listening = asyncio.ensure_future(listen())
-        await asyncio.wait_for(connected.wait(), 10)
+        await asyncio.wait_for(connected.wait(), 110)
         await create(store, wanted("a"))
-        await asyncio.wait_for(listening, 10)
+        await asyncio.wait_for(listening, 110)
         assert told == [("t", "a")]
 
     async def test_a_store_that_is_away_is_unavailable_and_names_no_driver(self) -> None:

@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[3]
 OLD_COMMIT = "e4ccefc36e7a0ccd654376735ebdd1501110347a"
 UID = "uid-of-an-old-agent"
 SANDBOX = "old"
-BACKSTOP = 60
+BACKSTOP = 110
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,7 @@ from tests.support.tls_stores import free_port
 ROOT = Path(__file__).parents[3]
 UID = "uid-of-an-agent"
 NAME = "orchard-agent"
-BACKSTOP = 60
+BACKSTOP = 110
 EXEC = exec_service_pb2.DESCRIPTOR.services_by_name["ExecService"]
 
 

@@ -29,7 +29,7 @@ from tests.support.tls_stores import TlsServer, free_port, running_tls_postgres,
 
 ROOT = Path(__file__).parents[3]
 HOST = "127.0.0.1"
-BACKSTOP = 60
+BACKSTOP = 110
 SERVICES = ("watcher", "scheduler", "gateway")
 
 

@@ -59,17 +59,17 @@ class ServiceProcess:
         command = (sys.executable, "-m", "services.trajectories")
         self.process = subprocess.Popen(command, env=environment)
         with grpc.insecure_channel(self.address) as channel:
-            grpc.channel_ready_future(channel).result(60)
+            grpc.channel_ready_future(channel).result(110)
 
     def kill(self) -> None:
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(30)
+        self.process.wait(110)
 
     def stop(self) -> int:
         assert self.process is not None
         self.process.terminate()
-        return self.process.wait(60)
+        return self.process.wait(110)
 
     def metadata(self, tenant: str = "default") -> tuple[tuple[str, str], ...]:
         return ((PRINCIPAL_KEY, Signer(self.key).principal_token(Principal(tenant, "key", frozenset({"user"})))),)
@@ -128,7 +128,7 @@ class Calls:
 
     async def packed(self, trajectory_id: str) -> trajectory_pb2.Trajectory:
         """Wait until a sealed trajectory is packed."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 110
         while not (found := (await self.get(trajectory_id)).trajectory).content_hash:
             assert time.monotonic() < deadline
         return found

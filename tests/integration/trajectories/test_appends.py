@@ -117,7 +117,7 @@ async def test_what_is_changed_meanwhile_is_looked_at_again(
             await other.execute(f"UPDATE {SCHEMA}.trajectories SET {change} WHERE trajectory_id = '{name}'")
             appending = asyncio.ensure_future(appends.append([an_append(name, 0, b"0")]))
             waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%wanted%%'"
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(110):
                 while (await (await watching.execute(waits)).fetchone()) == (0,):
                     assert not appending.done()
             await other.commit()
@@ -159,7 +159,7 @@ async def test_whoever_waits_for_a_row_delays_and_fails_no_others(
         appender = Appender(AppendStore(db))
         appending = [asyncio.create_task(appender.append(one)) for one in batch]
         worker = asyncio.create_task(appender.run())
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(110):
             assert await appending[2] == 1
         assert await store.steps(free.key, -1, 1) == [(0, b"0")]
         results = await asyncio.gather(*appending, return_exceptions=True)

@@ -151,7 +151,7 @@ async def test_followers_see_every_step_once_and_end_with_the_seal(calls: Calls)
                 arrived.notify_all()
 
     async def until(count: int) -> None:
-        async with asyncio.timeout(60), arrived:
+        async with asyncio.timeout(110), arrived:
             await arrived.wait_for(lambda: len(seen) >= count)
 
     task = asyncio.create_task(follow())
@@ -160,7 +160,7 @@ async def test_followers_see_every_step_once_and_end_with_the_seal(calls: Calls)
         await calls.append("one", steps(1, first=first))
         await until(first + 1)
     await calls.seal("one")
-    await asyncio.wait_for(task, 60)
+    await asyncio.wait_for(task, 110)
     assert seen == list(range(9))
 
 

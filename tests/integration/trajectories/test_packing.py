@@ -135,7 +135,7 @@ async def test_who_annotates_deletes_or_appends_never_waits_for_the_object_store
     before = server.puts
     packing = asyncio.create_task(keeper.pack_some())
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(110):
             while server.puts == before:
                 assert not packing.done()
                 await asyncio.sleep(0.01)  # its first put

@@ -12,7 +12,7 @@ from services.common.interceptor import CallInterceptor
 from services.common.server import Server
 from services.watcher.process import AgentProber
 
-BACKSTOP = 30
+BACKSTOP = 110
 
 
 @asynccontextmanager

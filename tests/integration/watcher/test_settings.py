@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.platform import ROOT
 
-PATIENCE = 60
+PATIENCE = 110
 
 
 def start(**settings: str) -> subprocess.CompletedProcess[str]:

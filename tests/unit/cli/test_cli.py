@@ -102,7 +102,7 @@ def test_help_loads_no_client() -> None:
     code = (
         "import sys, orchard._cli.main;assert not [m for m in sys.modules if m.startswith(('grpc', 'orchard._client'))]"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=110)
 
 
 @pytest.mark.parametrize(

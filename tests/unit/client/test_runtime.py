@@ -20,7 +20,7 @@ def load(**environment: str) -> tuple[str, str]:
     """What a program that loads the SDK prints, and what gRPC complains about."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=kept | environment, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", PROGRAM], env=kept | environment, capture_output=True, text=True, check=True, timeout=110
     )
     return done.stdout.strip(), done.stderr
 

@@ -9,7 +9,7 @@ async def test_a_task_that_dies_is_noticed() -> None:
 
     async with TaskGroup() as tasks:
         tasks.start("dies", dies())
-        assert isinstance(await asyncio.wait_for(tasks.failed, 5), ValueError)
+        assert isinstance(await asyncio.wait_for(tasks.failed, 110), ValueError)
 
 
 async def test_a_task_that_should_never_end_is_noticed_when_it_does() -> None:
@@ -18,7 +18,7 @@ async def test_a_task_that_should_never_end_is_noticed_when_it_does() -> None:
 
     async with TaskGroup() as tasks:
         tasks.start("ends", ends())
-        assert "ended" in str(await asyncio.wait_for(tasks.failed, 5))
+        assert "ended" in str(await asyncio.wait_for(tasks.failed, 110))
 
 
 async def test_a_task_that_may_end_may() -> None:

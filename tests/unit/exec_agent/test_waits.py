@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from services.exec_agent.waits import Waits
 
-BACKSTOP = 30.0
+BACKSTOP = 110.0
 
 
 @contextmanager

@@ -93,7 +93,7 @@ async def test_leftover_processes_are_waited_for(tmp_path: Path) -> None:
     assert said
     assert not waiting.done()
     os.close(leftover)
-    await asyncio.wait_for(waiting, 10)
+    await asyncio.wait_for(waiting, 110)
     second.close()
 
 

@@ -69,7 +69,7 @@ def test_a_reader_that_stalls_stalls_nobody() -> None:
 
     class Stalled(io.StringIO):
         def write(self, text: str) -> int:
-            reading.wait(60)
+            reading.wait(110)
             return super().write(text)
 
     stream = Stalled()

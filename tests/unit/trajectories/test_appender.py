@@ -75,7 +75,7 @@ async def test_a_worker_that_ends_tells_its_writers_and_what_is_durable_is_told_
     worker = asyncio.create_task(appender.run())
     durable = asyncio.create_task(appender.append(an_append("a")))
     writing = asyncio.create_task(appender.append(an_append("b")))
-    assert await asyncio.wait_for(durable, 60) == 1
+    assert await asyncio.wait_for(durable, 110) == 1
     assert not writing.done()
     worker.cancel()
     with pytest.raises(UnavailableError):

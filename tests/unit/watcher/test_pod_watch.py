@@ -15,7 +15,7 @@ from services.watcher.model import Bookmark, Interrupted, Restarted, Seen, Synce
 from services.watcher.pod_watch import ConnectionLostError, PodWatch, Timing
 
 SELECTOR = "app=sandbox"
-BACKSTOP = 20
+BACKSTOP = 110
 
 
 def pod(name: str, version: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from services.common.times import now_ms
 from services.watcher.model import Bookmark, Event, GiveUp, Interrupted, Restarted, Seen, Synced
 from services.watcher.service import DEPENDENCY, Watcher
 
-BACKSTOP = 20
+BACKSTOP = 110
 
 
 class Script:

@@ -17,7 +17,7 @@ from services.watcher.model import Bookmark, Seen, Synced
 from services.watcher.service import Watcher
 from services.watcher.servicer import WatchServicer
 
-BACKSTOP = 20
+BACKSTOP = 110
 
 
 class Script:

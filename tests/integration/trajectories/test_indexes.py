@@ -74,7 +74,7 @@ async def test_counts_read_no_row(own_database: str, planner: psycopg.Connection
     planner.execute("SET enable_sort = on")
     where, values = filters.conditions("counted", WANTED)
     for value in ("''", "harness", "model", "repo", "dataset", "website", "policy_version"):
-        for query in (stats.counts_query(value, where), stats.attempts_query(value, where)):
+        for query in (stats.counts_query(value, where), stats.families_query(value, where)):
             found = plan(planner, query, values)
             assert "Index Only Scan" in found, found
             assert "using trajectories_counts" in found, found

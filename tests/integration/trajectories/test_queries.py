@@ -154,6 +154,24 @@ async def test_counts(calls: Calls, some: list[str]) -> None:
     assert (await calls.of("other").GetStats(pb.GetStatsRequest())).rows == []
 
 
+async def test_counts_with_attempts_are_those_without_them(calls: Calls, some: list[str]) -> None:
+    """By every dimension; what is of no instance counts, and has no attempts."""
+    await calls.create("alone", model="b", labels={"n": "2"}, task={"repo": "r0"})
+    await judge(calls, "alone", outcome(1))
+    for dimension in pb.StatsDimension.values():
+        wanted = {"group_by": dimension, "label": "n" if dimension == pb.STATS_DIMENSION_LABEL else ""}
+        plain = (await calls.GetStats(pb.GetStatsRequest(**wanted))).rows
+        rows = (await calls.GetStats(pb.GetStatsRequest(**wanted, ks=[1]))).rows
+        assert sum(row.trajectories for row in rows) == 11
+        for row in rows:
+            row.ClearField("pass_at_k")
+        assert rows == plain, dimension
+    by_model = (await calls.GetStats(pb.GetStatsRequest(group_by=pb.STATS_DIMENSION_MODEL, ks=[1, 2]))).rows
+    # Of a: i0: t2 fails; i1: t4 fails; i2: t8 succeeds. Of b: i0: t1 fails; i1: t5 fails, t7 succeeds.
+    found = {row.value: [(one.instances, one.any) for one in row.pass_at_k] for row in by_model}
+    assert found == {"a": [(3, pytest.approx(1 / 3)), (0, 0)], "b": [(2, pytest.approx(1 / 4)), (1, 1)]}
+
+
 async def test_an_export_is_whole_and_goes_on_where_it_broke(calls: Calls, some: list[str]) -> None:
     for name in some[::2]:
         await calls.seal(name)
@@ -240,7 +258,9 @@ async def test_a_body_is_stored_once_and_refused_when_it_is_cut(calls: Calls) ->
             for number, piece in enumerate(pieces):
                 yield pb.PutBlobRequest(data=piece, end=end and number == len(pieces) - 1)
 
-        return (await calls.PutBlob(requests())).blob
+        call = calls.PutBlob(requests())
+        with peer_status(call):
+            return (await call).blob
 
     stored = await asyncio.gather(*(put(data, sha=sha256) for _ in range(4)))
     assert {(blob.sha256, blob.size) for blob in stored} == {(sha256, len(data))}

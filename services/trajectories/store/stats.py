@@ -62,8 +62,8 @@ def counts_query(value: str, where: str) -> str:
 
 
 def families_query(value: str, where: str) -> str:
-    """The same, also by how many scored attempts and successes an instance had: those two, and how many instances had so
-    many, stand behind the sums. What is of no instance has no attempts.
+    """The same, also by how many scored attempts and successes an instance had: those two, and how many instances had
+    so many, stand behind the sums. What is of no instance has no attempts.
 
     One pass makes both: to read every row costs more than to add up what it says.
     """

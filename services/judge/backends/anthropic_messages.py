@@ -7,7 +7,8 @@ from typing import Any, Final
 import anthropic
 
 from services.judge.answers.reading import Finish
-from services.judge.backends.base import Ask, CallError, Reply, count_of, error_of_connection, error_of_status
+from services.judge.backends.base import Ask, CallError, Reply, count_of
+from services.judge.backends.model_server import ModelServer
 from services.judge.backends.settings import JudgeSettings
 from services.judge.model import Reason
 
@@ -21,31 +22,22 @@ _FINISHES: Final = {
 
 
 class AnthropicMessages:
-    """Calls Messages. The client's own retries are off: they would be neither counted nor bounded by us."""
+    """Calls Messages."""
 
     def __init__(self, settings: JudgeSettings) -> None:
         self._settings = settings
-        self._client = anthropic.AsyncAnthropic(
-            api_key=settings.key(),
-            base_url=settings.base_url,
-            max_retries=0,
-            timeout=settings.timeout_seconds,
-            http_client=anthropic.DefaultAioHttpClient(),  # as in openai_compatible.py, and so the call
-        )
+        http = anthropic.DefaultAioHttpClient()  # as in openai_compatible.py
+        key, base = settings.key(), settings.base_url
+        self._client = anthropic.AsyncAnthropic(api_key=key, base_url=base, max_retries=0, http_client=http)
+        headers = self._client.auth_headers | self._client.default_headers
+        self._server = ModelServer(http, self._client.base_url, "/v1/messages", headers, settings.timeout_seconds)
 
     async def ask(self, ask: Ask) -> Reply:
         """See Backend."""
-        headers = {"Idempotency-Key": ask.idempotency_key}
+        body = self._request(ask)
         try:
-            body = self._request(ask)
-            found = await self._client.post("/v1/messages", cast_to=object, body=body, options={"headers": headers})
-            return _reply(found, self._settings.model)
-        except anthropic.APIStatusError as error:
-            retry_after = error.response.headers.get("retry-after")
-            raise error_of_status(error.status_code, error.message, retry_after) from None
-        except anthropic.APIConnectionError as error:
-            raise error_of_connection(error) from None
-        except (anthropic.AnthropicError, ValueError, TypeError, AttributeError, LookupError) as error:
+            return _reply(await self._server.post(body, ask.idempotency_key), self._settings.model)
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
             # A body that is no message: the server, or something before it, is ill.
             message = f"the judge's server sent what is no message ({type(error).__name__})"
             raise CallError(Reason.UNAVAILABLE, message, again=True) from None

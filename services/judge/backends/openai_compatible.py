@@ -7,7 +7,8 @@ from typing import Any, Final
 import openai
 
 from services.judge.answers.reading import Finish
-from services.judge.backends.base import Ask, CallError, Reply, count_of, error_of_connection, error_of_status
+from services.judge.backends.base import Ask, CallError, Reply, count_of
+from services.judge.backends.model_server import ModelServer
 from services.judge.backends.settings import JudgeSettings
 from services.judge.model import Reason
 
@@ -15,36 +16,23 @@ _FINISHES: Final = {"stop": Finish.STOP, "length": Finish.LENGTH, "content_filte
 
 
 class OpenAICompatible:
-    """Calls chat completions. The client's own retries are off: they would be neither counted nor bounded by us."""
+    """Calls chat completions."""
 
     def __init__(self, settings: JudgeSettings) -> None:
         self._settings = settings
-        self._client = openai.AsyncOpenAI(
-            api_key=settings.key(),
-            base_url=settings.base_url,
-            max_retries=0,
-            timeout=settings.timeout_seconds,
-            # A quarter of the processor time of the default one.
-            http_client=openai.DefaultAioHttpClient(),
-        )
+        # With a quarter of the processor time of the default one.
+        http = openai.DefaultAioHttpClient()
+        key, base = settings.key(), settings.base_url
+        self._client = openai.AsyncOpenAI(api_key=key, base_url=base, max_retries=0, http_client=http)
+        headers = self._client.auth_headers | self._client.default_headers
+        self._server = ModelServer(http, self._client.base_url, "/chat/completions", headers, settings.timeout_seconds)
 
     async def ask(self, ask: Ask) -> Reply:
         """See Backend."""
-        # Not through the library's typed method: it goes over every field of a request that is built here, and of an
-        # answer that is read below, for longer than everything else takes.
-        headers = {"Idempotency-Key": ask.idempotency_key}
+        body = self._request(ask)
         try:
-            body = self._request(ask)
-            found = await self._client.post(
-                "/chat/completions", cast_to=object, body=body, options={"headers": headers}
-            )
-            return _reply(found, self._settings.model)
-        except openai.APIStatusError as error:
-            retry_after = error.response.headers.get("retry-after")
-            raise error_of_status(error.status_code, error.message, retry_after) from None
-        except openai.APIConnectionError as error:
-            raise error_of_connection(error) from None
-        except (openai.OpenAIError, ValueError, TypeError, AttributeError, LookupError) as error:
+            return _reply(await self._server.post(body, ask.idempotency_key), self._settings.model)
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
             # A body that is no chat completion: the server, or something before it, is ill.
             message = f"the judge's server sent what is no chat completion ({type(error).__name__})"
             raise CallError(Reason.UNAVAILABLE, message, again=True) from None

@@ -168,9 +168,16 @@ async def test_each_behaviour(server: JudgeServer, kind: str, behaviour: str, sc
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_a_refusal_has_the_words_of_the_server(server: JudgeServer, kind: str) -> None:
+    server.behave("400")
+    (vote,) = await ask(settings(server, kind), question())
+    assert vote.reading.message == "the judge answered with status 400: no"
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_judge_that_hangs_is_left_in_time(server: JudgeServer, kind: str) -> None:
     server.behave("hang")
-    (vote,) = await ask(settings(server, kind, timeout_seconds=0.3), question())
+    (vote,) = await ask(settings(server, kind, timeout_seconds=2), question())
     assert vote.reading.score == Excluded("JUDGE_TIMEOUT")
     assert len(server.requests) == ATTEMPTS
 

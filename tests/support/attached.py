@@ -8,6 +8,8 @@ from typing import Any, Self
 from orchard.exec.v1 import exec_pb2, exec_service_pb2
 from orchard.exec.v1.exec_service_pb2_grpc import ExecServiceStub
 
+from services.common.peer_status import peer_status
+
 BACKSTOP = 110.0
 
 
@@ -38,8 +40,9 @@ class Attached:
         self.result: exec_pb2.ExecResult | None = None
 
     async def __aenter__(self) -> Self:
-        await self.call.write(self._first)
-        first = await self.call.read()
+        with peer_status(self.call):
+            await self.call.write(self._first)
+            first = await self.call.read()
         # A call that failed has no first message: this raises what it failed with.
         if not isinstance(first, exec_service_pb2.AttachResponse):
             await self.call.initial_metadata()
@@ -54,7 +57,9 @@ class Attached:
         self.call.cancel()
 
     async def send(self, **payload: Any) -> None:
-        await self.call.write(exec_service_pb2.AttachRequest(**payload))
+        """Raises the error of the agent where that has ended the call."""
+        with peer_status(self.call):
+            await self.call.write(exec_service_pb2.AttachRequest(**payload))
 
     async def write(self, data: bytes, *, end: bool = False) -> None:
         chunk = exec_service_pb2.StdinChunk(offset=self.sent, data=data, end=end)

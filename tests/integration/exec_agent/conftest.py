@@ -35,7 +35,7 @@ from services.exec_agent.settings import AgentConfig
 ROOT = Path(__file__).parents[3]
 SANDBOX = "box"
 UID = "uid-1"
-BACKSTOP = 110.0
+BACKSTOP = 200.0
 PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -149,7 +149,7 @@ class Client:
             output.take(event)
         return output
 
-    async def wait(self, exec_id: str, seconds: float = 100.0) -> exec_pb2.Exec:
+    async def wait(self, exec_id: str, seconds: float = 180.0) -> exec_pb2.Exec:
         request = exec_service_pb2.WaitExecRequest(sandbox_id=self.sandbox_id, exec_id=exec_id, wait=duration(seconds))
         response = await self.stub.WaitExec(request, metadata=self.metadata, timeout=BACKSTOP)
         return response.exec

@@ -6,10 +6,11 @@ import asyncio
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
-from orchard.exec.v1 import exec_pb2
+from orchard.exec.v1 import exec_pb2, exec_service_pb2
 
 from tests.integration.exec_agent.conftest import Client, await_end, lives, new_id, problem, spec
 from tests.support.wire import reason_of
@@ -37,55 +38,74 @@ async def pids_of(client: Client, exec_id: str, count: int) -> list[int]:
     return [int(pid) for pid in seen.split()]
 
 
-async def test_a_timeout_is_reported_in_time_with_the_partial_output(client: Client) -> None:
-    begin = time.monotonic()
-    response = await client.start(spec(shell="echo partial; sleep 1000", timeout=0.3))
-    took = time.monotonic() - begin
+# Timeouts of the commands of one test: a busy machine may not have come to what a command does before its end.
+PATIENCE = (0.3, 3.0, 30.0)
+
+
+async def timed_out(
+    client: Client, shell: str, expected: bytes, **fields: Any
+) -> tuple[float, exec_service_pb2.StartExecResponse]:
+    """The timeout of a command that had one and had written this before, and how it ended."""
+    for timeout in PATIENCE:
+        begin = time.monotonic()
+        response = await client.start(spec(shell=shell, timeout=timeout, **fields))
+        assert response.exec.result.ended == exec_pb2.EXEC_END_TIMED_OUT
+        assert time.monotonic() - begin >= timeout
+        if b"".join(chunk.data for chunk in response.output).startswith(expected):
+            return timeout, response
+    raise AssertionError(f"it never wrote {expected!r}")
+
+
+async def test_a_timeout_is_reported_with_the_partial_output(client: Client) -> None:
+    timeout, response = await timed_out(client, "echo partial; sleep 1000", b"partial\n")
     result = response.exec.result
-    assert (result.ended, result.exit_code, result.signal) == (exec_pb2.EXEC_END_TIMED_OUT, -1, signal.SIGTERM)
-    assert "0.3 s" in result.message
+    assert (result.exit_code, result.signal) == (-1, signal.SIGTERM)
+    assert f"{timeout:g} s" in result.message
     assert response.output[0].data == b"partial\n"
-    assert 0.3 <= took < 5
 
 
 async def test_a_command_that_ignores_term_is_killed_after_its_grace(client: Client) -> None:
-    begin = time.monotonic()
-    response = await client.start(
-        spec(shell="trap '' TERM; echo x; while :; do sleep 1000; done", timeout=0.2, kill_grace=0.3)
-    )
-    took = time.monotonic() - begin
-    assert response.exec.result.ended == exec_pb2.EXEC_END_TIMED_OUT
-    assert response.exec.result.signal == signal.SIGKILL
-    assert 0.5 <= took < 5
+    ignoring = "trap '' TERM; echo x; while :; do sleep 1000; done"
+    timeout, response = await timed_out(client, ignoring, b"x\n", kill_grace=0.3)
+    result = response.exec.result
+    assert result.signal == signal.SIGKILL
+    took = result.end_time.ToNanoseconds() - result.start_time.ToNanoseconds()
+    assert took >= (timeout + 0.3) * 1e9
     assert response.output[0].data == b"x\n"
 
 
 async def test_a_command_may_use_its_grace(client: Client) -> None:
-    response = await client.start(spec(shell="trap 'echo bye; exit 3' TERM; sleep 1000 & wait", timeout=0.2))
-    assert response.exec.result.ended == exec_pb2.EXEC_END_TIMED_OUT
+    waiting = "trap 'echo bye; exit 3' TERM; echo ready; sleep 1000 & wait"
+    _timeout, response = await timed_out(client, waiting, b"ready\n", kill_grace=60.0)
     assert (response.exec.result.exit_code, response.exec.result.signal) == (-1, 0)
-    assert b"".join(chunk.data for chunk in response.output) == b"bye\n"
+    assert b"".join(chunk.data for chunk in response.output) == b"ready\nbye\n"
 
 
 async def test_the_timeout_starts_with_the_command(client: Client, work: Path) -> None:
     await client.run(spec("mkfifo", f"{work}/go"))
-    first, second = new_id(), new_id()
-    await client.start(spec(shell=f"read x < {work}/go"), wait=0, exec_id=first)
-    await client.start(spec(shell="echo ran", timeout=0.4, queue_timeout=50), wait=0, exec_id=second)
-    await client.wait(second, 0.5)
-    await client.run(spec(shell=f"echo > {work}/go", concurrent=True))
-    assert (await client.wait(second)).result.ended == exec_pb2.EXEC_END_EXITED
+    for timeout in PATIENCE:
+        first, second = new_id(), new_id()
+        await client.start(spec(shell=f"read x < {work}/go"), wait=0, exec_id=first)
+        await client.start(spec(shell="echo ran", timeout=timeout, queue_timeout=500), wait=0, exec_id=second)
+        await client.wait(second, timeout + 0.1)
+        await client.run(spec(shell=f"echo > {work}/go", concurrent=True))
+        if (await client.wait(second)).result.ended == exec_pb2.EXEC_END_EXITED:
+            break  # else it may be the machine that was too slow for it
+    else:
+        pytest.fail("the time in the queue counts")
 
 
 @pytest.mark.parametrize("way", ["timeout", "cancel", "kill"])
 async def test_the_whole_tree_goes_and_nothing_else(client: Client, way: str) -> None:
-    other, exec_id = new_id(), new_id()
+    other = new_id()
     bystander = (await client.start(spec("sleep", "1000", concurrent=True), wait=0, exec_id=other)).exec.pid
-    timeout = 1.0 if way == "timeout" else 500
-    leader = (
-        await client.start(spec(shell=TREE, timeout=timeout, kill_grace=0.2, concurrent=True), wait=0, exec_id=exec_id)
-    ).exec.pid
-    pids = await pids_of(client, exec_id, TREE_SIZE)
+    for timeout in (1.0, 10.0, 60.0) if way == "timeout" else (500,):
+        command = spec(shell=TREE, timeout=timeout, kill_grace=0.2, concurrent=True)
+        exec_id = new_id()
+        leader = (await client.start(command, wait=0, exec_id=exec_id)).exec.pid
+        pids = await pids_of(client, exec_id, TREE_SIZE)
+        if len(pids) == TREE_SIZE:
+            break  # else it ended before all were there
     assert len(pids) == TREE_SIZE
     if way == "cancel":
         await client.signal(exec_id, cancel=True)
@@ -217,8 +237,18 @@ def _wait(exec_id: str, seconds: float):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("kind", ["read", "exec", "wait"])
 async def test_an_orphan_is_ended_when_its_last_call_has_ended(client: Client, kind: str) -> None:
+    for orphan_timeout in PATIENCE:
+        found = await orphaned(client, kind, orphan_timeout)
+        if found is not None:
+            assert found.result.ended == exec_pb2.EXEC_END_ORPHANED
+            return
+    pytest.fail("it ended although a call was open")
+
+
+async def orphaned(client: Client, kind: str, orphan_timeout: float) -> exec_pb2.Exec | None:
+    """How a command ended whose last call has; None: it ended before, which it may do between two calls."""
     exec_id = new_id()
-    command = spec(shell="echo up; sleep 1000", orphan_timeout=0.3, concurrent=True)
+    command = spec(shell="echo up; sleep 1000", orphan_timeout=orphan_timeout, concurrent=True)
     if kind == "exec":
         call = client.exec_call(command, exec_id)
     else:
@@ -227,22 +257,24 @@ async def test_an_orphan_is_ended_when_its_last_call_has_ended(client: Client, k
     async for event in call:
         if event.WhichOneof("event") == "chunk":
             break
-    waiting = asyncio.create_task(client.wait(exec_id, 0.8)) if kind == "wait" else asyncio.sleep(0.8)
+    longer = 2.5 * orphan_timeout
+    waiting = asyncio.create_task(client.wait(exec_id, longer)) if kind == "wait" else asyncio.sleep(longer)
     if kind == "wait":
+        await asyncio.sleep(0.1 * orphan_timeout)  # for the wait to arrive
         call.cancel()
     await waiting  # longer than the orphan timeout, but a call is open
     state = await client.wait(exec_id, 0)
-    assert state.state == exec_pb2.EXEC_STATE_RUNNING
     call.cancel()
+    if state.state == exec_pb2.EXEC_STATE_ENDED:
+        return None
     begin = time.monotonic()
     while True:
         # Listing is no call for the exec; waiting would be one.
         found = next(e for e in await _list(client) if e.exec_id == exec_id)
         if found.state == exec_pb2.EXEC_STATE_ENDED:
-            break
-        assert time.monotonic() - begin < 30
+            return found
+        assert time.monotonic() - begin < 110
         await asyncio.sleep(0.01)
-    assert found.result.ended == exec_pb2.EXEC_END_ORPHANED
 
 
 async def _list(client: Client):  # type: ignore[no-untyped-def]
@@ -265,7 +297,7 @@ async def test_an_orphan_whose_reader_left_in_the_middle_of_a_flood(client: Clie
         found = next(e for e in await _list(client) if e.exec_id == exec_id)
         if found.state == exec_pb2.EXEC_STATE_ENDED:
             break
-        assert time.monotonic() - begin < 30
+        assert time.monotonic() - begin < 110
         await asyncio.sleep(0.01)
     assert found.result.ended == exec_pb2.EXEC_END_ORPHANED
 

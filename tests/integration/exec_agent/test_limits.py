@@ -39,13 +39,12 @@ async def test_a_dead_reader_holds_a_command_up_for_a_while_only(monkeypatch: py
 
 
 async def test_a_stall_is_no_reason_to_pass_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pump, "STALL_SECONDS", 3600.0)
     async with agent_here() as client:
         exec_id = new_id()
         call = client.exec_call(spec("cat", "/dev/zero", retained_limit_bytes=1 * MIB, timeout=1.0), exec_id)
         await call.read()
-        begin = time.monotonic()
         assert (await client.wait(exec_id)).result.ended == exec_pb2.EXEC_END_TIMED_OUT
-        assert time.monotonic() - begin < 10
         call.cancel()
 
 
@@ -154,9 +153,9 @@ async def test_without_descriptors_a_start_fails_and_the_agent_goes_on() -> None
 
 async def test_a_start_that_waits_for_others_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher is ended when it does not answer, not when more is asked of it than it has had time for."""
-    monkeypatch.setattr(execution, "_START_PATIENCE_SECONDS", 0.05)
     async with agent_here() as client:
         await client.run(spec("true"))
+        monkeypatch.setattr(execution, "_START_PATIENCE_SECONDS", 0.05)
         monkeypatch.setattr(process, "_IN_FLIGHT_LIMIT", 0)
         waiting = asyncio.create_task(client.run(spec("echo", "late"), "waiting"))
         while not await client.list() or (await client.list())[0].exec_id != "waiting":

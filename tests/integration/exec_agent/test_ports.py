@@ -16,6 +16,7 @@ import grpc.aio
 import pytest
 from orchard.exec.v1 import port_service_pb2, port_service_pb2_grpc
 
+from services.common.peer_status import peer_status
 from services.common.sockets import CHUNK_BYTES
 from services.exec_agent.ports import service as ports
 from tests.integration.exec_agent.conftest import BACKSTOP, SANDBOX, AgentProcess, Client, agent_here, problem
@@ -115,7 +116,7 @@ async def test_hosts_that_are_the_sandbox(here: Client, host: str) -> None:
 )
 async def test_hosts_that_are_not(here: Client, host: str) -> None:
     call, start = forward(here, 80, host)
-    with problem() as problems:
+    with problem() as problems, peer_status(call):
         await call.write(start)
         await call.read()
     assert (problems[0].code, problems[0].fields) == (grpc.StatusCode.INVALID_ARGUMENT, ("start.host",))
@@ -124,7 +125,7 @@ async def test_hosts_that_are_not(here: Client, host: str) -> None:
 @pytest.mark.parametrize("port", [0, 65_536])
 async def test_ports_that_are_none(here: Client, port: int) -> None:
     call, start = forward(here, port)
-    with problem() as problems:
+    with problem() as problems, peer_status(call):
         await call.write(start)
         await call.read()
     assert (problems[0].code, problems[0].fields) == (grpc.StatusCode.INVALID_ARGUMENT, ("start.port",))
@@ -132,7 +133,7 @@ async def test_ports_that_are_none(here: Client, port: int) -> None:
 
 async def test_the_first_message_must_be_a_start(here: Client) -> None:
     call, _ = forward(here, 80)
-    with problem() as problems:
+    with problem() as problems, peer_status(call):
         await call.write(Request(sandbox_id=SANDBOX, data=b"x"))
         await call.read()
     assert problems[0].code == grpc.StatusCode.INVALID_ARGUMENT
@@ -141,7 +142,7 @@ async def test_the_first_message_must_be_a_start(here: Client) -> None:
 
 async def test_another_sandbox_is_not_reached(here: Client) -> None:
     call, start = forward(here, 80, sandbox_id="other")
-    with problem() as problems:
+    with problem() as problems, peer_status(call):
         await call.write(start)
         await call.read()
     assert problems[0].code == grpc.StatusCode.NOT_FOUND
@@ -150,7 +151,7 @@ async def test_another_sandbox_is_not_reached(here: Client) -> None:
 async def test_a_port_without_a_server_is_told_with_when_to_look_again(here: Client) -> None:
     with silent_port() as port:
         call, start = forward(here, port)
-        with problem() as problems:
+        with problem() as problems, peer_status(call):
             await call.write(start)
             await call.read()
     found = problems[0]
@@ -169,7 +170,7 @@ async def test_a_reset_is_told_as_one_after_what_was_said(here: Client) -> None:
     async with serving(break_off) as port:
         call = await opened(here, port)
         assert (await call.read()).data == b"before"
-        with problem() as problems:
+        with problem() as problems, peer_status(call):
             await call.write(Request(data=b"x"))
             while await call.read() is not grpc.aio.EOF:
                 pass
@@ -240,7 +241,7 @@ async def test_connections_have_a_bound(here: Client, monkeypatch: pytest.Monkey
     async with serving(hold) as port:
         calls = [await opened(here, port) for _ in range(2)]
         third, start = forward(here, port)
-        with problem() as problems:
+        with problem() as problems, peer_status(third):
             await third.write(start)
             await third.read()
         assert (problems[0].code, problems[0].reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_CONNECTIONS")

@@ -176,11 +176,11 @@ async def test_commands_that_ran_end_with_what_they_had_written(make_agent: Make
         "wrapped": spec(shell="cat in; printf END; exec sleep 1000", concurrent=True, retained_limit_bytes=128 * KIB),
         "silent": spec("sleep", "1000", concurrent=True),
     }
-    ends = {"small": b"far", "large": b"END", "wrapped": b"END"}
+    ends = [("small", b"so"), ("small", b"far"), ("large", b"END"), ("wrapped", b"END")]
     async with agent.client() as client:
         for exec_id, command in commands.items():
             await client.start(command, wait=0, exec_id=exec_id)
-        for exec_id, end in ends.items():
+        for exec_id, end in ends:
             await client.until_output(exec_id, end)
         running = {found.exec_id: found for found in await client.list()}
         assert running["wrapped"].output_bytes == MIB + 3

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from orchard.exec.v1 import exec_pb2, exec_service_pb2
 
+from services.common.peer_status import peer_status
 from services.exec_agent import servicer_attach, terminal
 from tests.integration.exec_agent.conftest import (
     BACKSTOP,
@@ -118,8 +119,10 @@ async def test_a_job_is_stopped_by_its_key_and_goes_on(client: Client) -> None:
         await shell.until(b"running")
         await shell.write(b"\x1a")
         await shell.until(b"Stopped")
+        await shell.until(READY, after=shell.output.index(b"Stopped"))
+        prompt = len(shell.output)
         await shell.write(b"fg\n")
-        await shell.until(b"read line", after=shell.output.index(b"Stopped") + 80)
+        await shell.until(b"read line", after=prompt)
         await shell.write(b"word\n")
         await shell.until(b"got-word")
         await shell.write(b"exit\n")
@@ -194,8 +197,8 @@ async def test_input_is_repeated_and_skipped_and_a_hole_ends_the_stream(client: 
         await cat.send(stdin=exec_service_pb2.StdinChunk(offset=0, data=b"abc"))
         await cat.send(stdin=exec_service_pb2.StdinChunk(offset=1, data=b"bcdef"))
         await cat.until(b"abcdef")
-        await cat.send(stdin=exec_service_pb2.StdinChunk(offset=7, data=b"later"))
         with problem() as found:
+            await cat.send(stdin=exec_service_pb2.StdinChunk(offset=7, data=b"later"))
             await failing(cat)
     assert (found[0].code, found[0].reason) == (grpc.StatusCode.OUT_OF_RANGE, "STDIN_OFFSET_AHEAD")
     async with attach(client, exec_id) as cat:
@@ -273,6 +276,7 @@ async def test_cancel_ends_a_shell_at_its_prompt_and_what_it_has_stopped(client:
         await shell.until(b"\r\n", after=shell.output.index(b"pid="))
         await shell.write(b"\x1a")
         await shell.until(b"Stopped")
+        await shell.until(READY, after=shell.output.index(b"Stopped"))
         await client.signal(shell.exec_id, cancel=True)
         result = await shell.exit()
     assert result.ended == exec_pb2.EXEC_END_KILLED
@@ -325,11 +329,27 @@ async def test_a_client_that_falls_silent_ends_its_stream_and_nothing_else(monke
         assert (found[0].code, found[0].reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "STREAM_IDLE")
         assert (await client.wait(exec_id, 0)).state == exec_pb2.EXEC_STATE_RUNNING
         # One that has said all it had to, and says so, may listen for as long as it likes.
+        for silence in (0.05, 1.0, 10.0):  # it has to say so before it counts as silent
+            monkeypatch.setattr(servicer_attach, "CLIENT_SILENCE_SECONDS", silence)
+            monkeypatch.setattr(servicer_attach, "KEEPALIVE_SECONDS", silence / 5)
+            if await may_listen(client, exec_id):
+                break
+        else:
+            pytest.fail("it was silent")
+        await client.signal(exec_id, signal=9)
+
+
+async def may_listen(client: Client, exec_id: str) -> bool:
+    """Whether a client that says nothing after its end hears of keepalives for four times the longest silence."""
+    try:
         async with attach(client, exec_id) as listening:
             await listening.call.done_writing()
             while listening.keepalives < 20:
                 assert await listening.step()
-        await client.signal(exec_id, signal=9)
+    except grpc.aio.AioRpcError as error:
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        return False
+    return True
 
 
 async def test_without_terminals_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,8 +382,8 @@ async def test_bad_messages_are_named(client: Client) -> None:
     exec_id, command = new_id(), tty("sleep", "1000")
     for field, message in bad.items():
         async with attach(client, exec_id, command) as attached:
-            await attached.call.write(message)
-            with problem() as found:
+            with problem() as found, peer_status(attached.call):
+                await attached.call.write(message)
                 await failing(attached)
             assert found[0].fields == (field,)
     await client.signal(exec_id, signal=9)

@@ -15,6 +15,7 @@ import grpc.aio
 import pytest
 from orchard.exec.v1 import tunnel_service_pb2, tunnel_service_pb2_grpc
 
+from services.common.peer_status import peer_status
 from services.common.sockets import Connection, Listening
 from services.exec_agent.ports import service as ports
 from tests.integration.exec_agent.conftest import BACKSTOP, SANDBOX, Client, agent_here, new_id, problem
@@ -53,8 +54,9 @@ async def listening(client: Client, port: int = 0, request_id: str = "") -> tupl
 async def accept(client: Client, connection_id: str) -> Any:
     call = stub_of(client).AcceptConnection(metadata=client.metadata, timeout=BACKSTOP)
     start = tunnel_service_pb2.EndpointConnection(connection_id=connection_id)
-    await call.write(Request(sandbox_id=SANDBOX, start=start))
-    assert (await call.read()).WhichOneof("event") == "accepted"
+    with peer_status(call):
+        await call.write(Request(sandbox_id=SANDBOX, start=start))
+        assert (await call.read()).WhichOneof("event") == "accepted"
     return call
 
 

@@ -13,7 +13,7 @@ from orchard.exec.v1 import file_service_pb2 as pb
 from orchard.exec.v1.file_service_pb2_grpc import FileServiceStub
 
 from services.common.tokens import AGENT_TOKEN_KEY, Signer
-from tests.integration.exec_agent_files.calls import S, fails, write
+from tests.integration.exec_agent_files.calls import S, answer, fails, write
 from tests.integration.exec_agent_files.conftest import AgentProcess
 from tests.integration.exec_agent_files.serving import UID
 from tests.integration.exec_agent_files.uploader import BEFORE, FOLDERS, PATCHED, uploader
@@ -84,7 +84,7 @@ async def test_without_its_end_an_upload_is_unavailable(
             yield message
 
     with fails() as failure:
-        await getattr(stub, method)(stream())
+        await answer(getattr(stub, method)(stream()))
     assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "UPLOAD_CUT")
     assert failure.retry_seconds > 0
     assert [path.name for path in work.iterdir()] == ["f"]

@@ -10,7 +10,7 @@ import pytest
 from orchard.exec.v1 import file_service_pb2 as pb
 from orchard.exec.v1.file_service_pb2_grpc import FileServiceStub
 
-from tests.integration.exec_agent_files.calls import S, fails, patch, read, write
+from tests.integration.exec_agent_files.calls import S, answer, fails, patch, read, write
 
 
 async def test_errors_name_the_path(stub: FileServiceStub, work: Path) -> None:
@@ -127,7 +127,7 @@ async def test_what_is_meant_for_another_sandbox_is_not_done_here(stub: FileServ
     method = getattr(stub, type(request_).__name__.removesuffix("Request"))
     with fails() as failure:
         if hasattr(request_, "start"):
-            await method(iter([request_]))
+            await answer(method(iter([request_])))
         elif hasattr(call := method(request_), "__aiter__") and not hasattr(call, "__await__"):
             async for _ in call:
                 pass
@@ -144,7 +144,7 @@ async def test_field_rules_of_streams(stub: FileServiceStub, work: Path) -> None
                 yield message
 
         with fails() as failure:
-            await method(stream())
+            await answer(method(stream()))
         assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
         return failure.fields
 

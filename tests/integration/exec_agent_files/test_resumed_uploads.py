@@ -208,6 +208,9 @@ def test_half_a_batch_is_never_gone_on_with(work: Path, monkeypatch: pytest.Monk
 
     writing = threading.Thread(target=failing)
     writing.start()
+    end = time.monotonic() + 110
+    while not uploads._is_busy("a"):
+        assert time.monotonic() < end, "the write never began"
     taking = threading.Thread(target=second.open)
     taking.start()
     waits.set()

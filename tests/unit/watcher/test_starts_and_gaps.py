@@ -51,7 +51,8 @@ def gone(uid: str, revision: int) -> Seen:
     return Seen(Observed("", "", uid, revision, State.DELETED), 0)
 
 
-def soon(message: str = "too long", milliseconds: int = 30) -> GiveUp:
+def soon(message: str = "too long", milliseconds: int = 2000) -> GiveUp:
+    """Long enough for a busy machine to come to what happens before."""
     return GiveUp(now_ms() + milliseconds, Reason.IMAGE_PULL, message)
 
 
@@ -117,9 +118,9 @@ async def test_one_that_went_on_in_time_is_not_given_up() -> None:
         w.script.answering.add("a")
         w.script.put(
             seen("a", 5, give_up=soon(milliseconds=60_000)),
-            seen("a", 6, give_up=soon(milliseconds=5)),
+            seen("a", 6, give_up=soon(milliseconds=2000)),
             seen("a", 7, endpoint="1.2.3.4:7070"),
-            seen("b", 8, give_up=soon(milliseconds=20)),
+            seen("b", 8, give_up=soon(milliseconds=2100)),
         )
         await w.until("b", State.FAILED)
         assert await w.known() == {"a": State.READY, "b": State.FAILED}
@@ -237,13 +238,13 @@ async def test_a_gap_before_the_first_snapshot_says_why_in_health() -> None:
 
 
 async def test_a_short_gap_ends_nothing_a_long_silence_does() -> None:
-    async with watching(Synced(), silence_seconds=1) as w:
+    async with watching(Synced(), silence_seconds=4) as w:
         clock = asyncio.get_running_loop().time
         began = clock()
         w.script.put(Interrupted("cut"))
         async with asyncio.timeout(BACKSTOP):
             # Signs of life keep it going for longer than the silence that ends it.
-            while clock() - began < 1.5:
+            while clock() - began < 5:
                 assert w.watcher.synced
                 assert DEPENDENCY not in w.health.wrong
                 w.script.put(Bookmark())
@@ -251,7 +252,7 @@ async def test_a_short_gap_ends_nothing_a_long_silence_does() -> None:
             w.script.put(Interrupted("connection refused"))
             while w.watcher.synced or DEPENDENCY not in w.health.wrong:
                 await asyncio.sleep(0.001)
-        assert w.health.wrong[DEPENDENCY] == "silent for 1 s: connection refused"
+        assert w.health.wrong[DEPENDENCY] == "silent for 4 s: connection refused"
         w.script.put(Synced())
         await w.follow()
         assert w.script.streams == 2

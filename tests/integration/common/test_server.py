@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from services.common.errors import NotFoundError, UnauthenticatedError, UnavailableError
 from services.common.health import READY, Health
 from services.common.interceptor import REQUEST_ID_KEY, CallInterceptor, current_call
-from services.common.server import STREAM_GRACE_SECONDS, ListenError, Server
+from services.common.server import ListenError, Server
 from services.common.telemetry import Telemetry
 from services.common.tokens import Principal
 from tests.support.health import NOT_SERVING, SERVING, check
@@ -238,7 +238,7 @@ async def test_calls_are_counted_under_the_status_they_had() -> None:
         await failing(channel.unary_unary("/x/missing")(b""))
         await failing(channel.unary_unary("/x/cancelled_inside")(b"", timeout=110))
         assert [part async for part in channel.unary_stream("/x/stream_fine")(b"")]
-        for method, deadline in (("waits", 1), ("waits", None), ("stream_forever", None)):
+        for method, deadline in (("waits", 5), ("waits", None), ("stream_forever", None)):
             handlers.started.clear()
             handlers.finished.clear()
             begin = channel.unary_unary if method == "waits" else channel.unary_stream
@@ -266,12 +266,14 @@ async def test_calls_are_counted_under_the_status_they_had() -> None:
 
 
 @pytest.mark.parametrize("notice_seconds", [0.0, 0.1])
-async def test_a_health_watch_sees_the_stop_and_does_not_hold_it_up(notice_seconds: float) -> None:
-    async with serving() as (_handlers, channel, server, _port):
+async def test_a_health_watch_sees_the_stop_and_does_not_hold_it_up(
+    monkeypatch: pytest.MonkeyPatch, notice_seconds: float
+) -> None:
+    monkeypatch.setattr("services.common.server.STREAM_GRACE_SECONDS", 3600.0)
+    async with asyncio.timeout(110), serving() as (_handlers, channel, server, _port):
         await server.health.well("store")
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="x"))
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-        began = asyncio.get_running_loop().time()
         stop = asyncio.ensure_future(server.stop(notice_seconds=notice_seconds))
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -279,7 +281,6 @@ async def test_a_health_watch_sees_the_stop_and_does_not_hold_it_up(notice_secon
                 pass
         await stop
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-        assert asyncio.get_running_loop().time() - began < STREAM_GRACE_SECONDS
 
 
 async def test_ready_means_that_everything_was_there_once() -> None:

@@ -33,6 +33,8 @@ from tests.integration.gateway.test_store import stoppable
 
 MIGRATIONS = Path("services/gateway/migrations")
 BACKSTOP = 110
+TIMEOUT = 5
+"""Of a statement, in seconds: a busy database keeps to it, and a test waits for one that stands still."""
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DELETE = "/orchard.sandbox.v1.SandboxService/DeleteSandbox"
 GET = "/orchard.sandbox.v1.SandboxService/GetSandbox"
@@ -50,7 +52,7 @@ def database(postgres_url: str) -> str:
 async def table(database: str) -> AsyncIterator[AuditTable]:
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("TRUNCATE gateway.audit, gateway.api_keys")
-    table = AuditTable(connect(database), timeout_seconds=1)
+    table = AuditTable(connect(database), timeout_seconds=TIMEOUT)
     yield table
     await table.close()
 
@@ -93,7 +95,7 @@ class Handlers(grpc.GenericRpcHandler):
 async def serving(
     database: str, table: AuditTable, **options
 ) -> AsyncIterator[tuple[Keys, AuditLog, grpc.aio.Channel]]:
-    store = GatewayStore(connect(database), timeout_seconds=1)
+    store = GatewayStore(connect(database), timeout_seconds=TIMEOUT)
     keys = Keys(store, Health())
     audit = AuditLog(table, **{"commands": False, "flush_seconds": 0.01, **options})
     server = Server(interceptor=CallInterceptor(authenticator=keys, observer=audit), health=Health(), service_names=[])

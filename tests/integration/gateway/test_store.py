@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -418,10 +418,11 @@ def stoppable(database: str):
         with psycopg.connect(database) as connection:
             pids = [row[0] for row in connection.execute("SELECT pid FROM pg_stat_activity").fetchall()]
             own = connection.info.backend_pid
-        server = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
+            server = int(Path(f"/proc/{own}/stat").read_text().rpartition(")")[2].split()[1])
         for pid in [server, *(pid for pid in pids if pid != own)]:
-            os.kill(pid, signal.SIGSTOP)
-            stopped.append(pid)
+            with suppress(ProcessLookupError):  # one that has ended by itself
+                os.kill(pid, signal.SIGSTOP)
+                stopped.append(pid)
 
     def go_on() -> None:
         while stopped:

@@ -11,10 +11,15 @@ DAY = Terms(ttl_ms=86_400_000)
 FAR_MS = 4_000_000_000_000
 
 
-async def long_ago(valkey: redis.Redis, field: str, milliseconds: int) -> None:
-    """Move a time of record t/a into the past, and have its lease looked at."""
+async def milliseconds(valkey: redis.Redis) -> int:
+    """The store's clock."""
     seconds, micros = await valkey.time()
-    await valkey.hset("orchard:sandbox:t:a", field, str(seconds * 1000 + micros // 1000 - milliseconds))
+    return seconds * 1000 + micros // 1000
+
+
+async def long_ago(valkey: redis.Redis, field: str, ago_ms: int) -> None:
+    """Move a time of record t/a into the past, and have its lease looked at."""
+    await valkey.hset("orchard:sandbox:t:a", field, str(await milliseconds(valkey) - ago_ms))
     await valkey.zadd("orchard:leases", {"t/a": 0})
 
 

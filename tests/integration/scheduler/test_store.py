@@ -19,6 +19,7 @@ from tests.integration.scheduler.records import (
     create,
     delete,
     long_ago,
+    milliseconds,
     seen,
     started,
     state_of,
@@ -41,11 +42,6 @@ class Skewed:
 async def closing(store: LeaseStore) -> AsyncIterator[LeaseStore]:
     yield store
     await store.close()
-
-
-async def milliseconds(valkey: redis.Redis) -> int:
-    seconds, micros = await valkey.time()
-    return seconds * 1000 + micros // 1000
 
 
 async def ready_with_timeouts(store: LeaseStore, timeout_ms: int) -> None:
@@ -168,14 +164,14 @@ class TestLeases:
         await store.observe(seen(record, State.DELETED, 9))
         assert await state_of(store, record) == (State.DELETED, Reason.EXPIRED)
 
-    async def test_a_heartbeat_moves_the_deadline(self, store: LeaseStore) -> None:
-        await create(store, wanted("a"), replace(DAY, heartbeat_timeout_ms=300))
+    async def test_a_heartbeat_moves_the_deadline(self, store: LeaseStore, valkey: redis.Redis) -> None:
+        await create(store, wanted("a"), replace(DAY, heartbeat_timeout_ms=600_000))
         await take(store, 30_000)
         for _ in range(4):
-            await asyncio.sleep(0.1)
+            await long_ago(valkey, "last_heartbeat_ms", 600_001)
             assert await store.renew("last_heartbeat_ms", [("t", "a", "")]) == []
             assert await store.expire(100) == []
-        await asyncio.sleep(0.31)
+        await long_ago(valkey, "last_heartbeat_ms", 600_001)
         assert await store.expire(100) == [("t", "a")]
 
     async def test_idle_counts_only_when_ready(self, store: LeaseStore, valkey: redis.Redis) -> None:
@@ -357,11 +353,11 @@ class TestRest:
         assert len(found) == 25
 
     async def test_one_reconciler_at_a_time(self, store: LeaseStore) -> None:
-        assert await store.elect("me", 50)
-        assert not await store.elect("you", 50)
-        assert await store.elect("me", 50)
-        await asyncio.sleep(0.06)
-        assert await store.elect("you", 50)
+        assert await store.elect("me", 600_000)
+        assert not await store.elect("you", 600_000)
+        assert await store.elect("me", 1)
+        await asyncio.sleep(0.01)  # the store's own clock passes the term
+        assert await store.elect("you", 600_000)
 
     async def test_changes_are_told(self, store: LeaseStore) -> None:
         connected = asyncio.Event()

@@ -71,24 +71,27 @@ class Dialogue(AsyncIterator[Any]):
         self._requests = aiter(requests)
         self._idle_seconds = idle_seconds
         self._loop = asyncio.get_running_loop()
-        self._heard_at = self._loop.time()
+        self._limit: asyncio.Timeout | None = None
         self.idle = False
         """Whether it was given up for silence; a handler that passes requests on sees only its own call cancelled."""
 
     def touch(self) -> None:
         """An answer goes out."""
-        self._heard_at = self._loop.time()
+        if self._limit is not None:
+            # Of a read that is being given up already, nothing can be moved.
+            with contextlib.suppress(RuntimeError):
+                self._limit.reschedule(self._loop.time() + self._idle_seconds)
 
     async def __anext__(self) -> Any:
-        self.touch()
-        # One task for the whole read: one of gRPC's that was cancelled cannot be taken up again.
-        read = asyncio.ensure_future(anext(self._requests))
+        # Around the read itself: a task of its own would cost more than all else that a message takes here.
         try:
-            while (left := self._heard_at + self._idle_seconds - self._loop.time()) > 0:
-                done, _pending = await asyncio.wait({read}, timeout=left)
-                if done:
-                    return read.result()
+            async with asyncio.timeout(self._idle_seconds) as limit:
+                self._limit = limit
+                return await anext(self._requests)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self.idle = True
+            raise idle_error(self._idle_seconds) from None
         finally:
-            read.cancel()
-        self.idle = True
-        raise idle_error(self._idle_seconds)
+            self._limit = None

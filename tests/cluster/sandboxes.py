@@ -89,7 +89,7 @@ def start(
     pod = builder.pod(record, replace(terms, image=image, user=wanted.user))
     as_scheduler(cluster, "create", "--validate=false", "-f", "-", stdin=json.dumps(pod))
     created = pod["metadata"]["name"]
-    as_scheduler(cluster, "wait", "--for=jsonpath={.status.podIP}", f"pod/{created}", "--timeout=60s")
+    as_scheduler(cluster, "wait", "--for=jsonpath={.status.podIP}", f"pod/{created}", "--timeout=110s")
     found = cluster.get("-n", NAMESPACE, "pod", created)
     return Sandbox(cluster, name, found["metadata"]["uid"], f"{found['status']['podIP']}:{pods.AGENT_PORT}")
 

@@ -151,7 +151,7 @@ async def test_a_pod_that_is_deleted_ends_in_order(cluster: Testbed) -> None:
         await client.start(spec(shell="trap '' TERM; sleep 1000"), wait=0)
         # Nothing else than its end is waited for: with this grace a kill would come long after this test.
         watching = as_scheduler(
-            cluster, "delete", f"pod/{sandbox.pod}", "--grace-period=3600", "--wait=true", "--timeout=60s"
+            cluster, "delete", f"pod/{sandbox.pod}", "--grace-period=3600", "--wait=true", "--timeout=110s"
         )
     assert "deleted" in watching
 
@@ -159,4 +159,4 @@ async def test_a_pod_that_is_deleted_ends_in_order(cluster: Testbed) -> None:
 def test_the_probe_tells_that_image_volumes_work(cluster: Testbed) -> None:
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}, "spec": probe_spec(AGENT, "Never")}
     as_scheduler(cluster, "create", "--validate=false", "-f", "-", stdin=json.dumps(pod))
-    as_scheduler(cluster, "wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/probe", "--timeout=60s")
+    as_scheduler(cluster, "wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/probe", "--timeout=110s")

@@ -59,7 +59,7 @@ def prepared(node: Testbed, agent_image: str) -> Iterator[Testbed]:
     changed = [{"op": "replace", "path": "/spec/egress/0/to/0/ipBlock/cidr", "value": f"{RESOLVER}/32"}]
     node.kubectl("-n", NAMESPACE, "patch", "networkpolicy/names", "--type=json", "-p", json.dumps(changed))
     node.apply(ALLOW_LIST, *servers())
-    node.kubectl("-n", "default", "wait", "--for=condition=Ready", "pod/neighbour", "pod/free", "--timeout=60s")
+    node.kubectl("-n", "default", "wait", "--for=condition=Ready", "pod/neighbour", "pod/free", "--timeout=110s")
     yield node
     node.kubectl("delete", "-f", "-", stdin="\n---\n".join(map(json.dumps, [ALLOW_LIST, servers()[-1]])))
     for namespace in (SERVICES, "default"):
@@ -166,7 +166,7 @@ async def test_agents_are_called_by_gateways_and_watchers_alone(cluster: Testbed
     async with sandbox.client() as client:
         cluster.apply(*(caller(*who) for who in CALLERS))
         for who in CALLERS:
-            cluster.kubectl("-n", who[0], "wait", "--for=condition=Ready", f"pod/{name_of(*who)}", "--timeout=60s")
+            cluster.kubectl("-n", who[0], "wait", "--for=condition=Ready", f"pod/{name_of(*who)}", "--timeout=110s")
         expected = {(*who, pods.AGENT_PORT): allowed for who, allowed in CALLERS.items()}
         expected |= {(*who, 8080): False for who in CALLERS}
         deadline = time.monotonic() + BACKSTOP

@@ -69,7 +69,7 @@ def test_pods_run_and_answer_by_address_service_and_name(node: Testbed) -> None:
     """In a namespace without policies."""
     try:
         node.apply(pod_of("server", "echo hello >index.html; exec httpd -f -p 8000", "default"), SERVICE)
-        node.kubectl("-n", "default", "wait", "--for=condition=Ready", "pod/server", "--timeout=60s")
+        node.kubectl("-n", "default", "wait", "--for=condition=Ready", "pod/server", "--timeout=110s")
         address = node.get("-n", "default", "pod/server")["status"]["podIP"]
         for client, url in (("address", f"{address}:8000"), ("service", "server.default.svc.cluster.local")):
             # Not wget -T: in Debian's static busybox it crashes.
@@ -77,7 +77,7 @@ def test_pods_run_and_answer_by_address_service_and_name(node: Testbed) -> None:
             node.apply(pod_of(client, fetching, "default"))
         for client in ("address", "service"):
             succeeded = "--for=jsonpath={.status.phase}=Succeeded"
-            node.kubectl("-n", "default", "wait", succeeded, f"pod/{client}", "--timeout=60s")
+            node.kubectl("-n", "default", "wait", succeeded, f"pod/{client}", "--timeout=110s")
             assert node.kubectl("-n", "default", "logs", client).endswith("hello\n")
     finally:
         node.kubectl("-n", "default", "delete", "service/server", "--ignore-not-found")

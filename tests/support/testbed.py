@@ -120,7 +120,7 @@ def grant(testbed: Testbed) -> None:
     testbed.apply(_binding("orchard", "orchard-scheduler"), _binding("orchard-watcher", "orchard-watcher"))
     # Pods are admitted only when their account is there.
     for namespace in (NAMESPACE, SERVICES, "default"):
-        testbed.kubectl("-n", namespace, "wait", "--for=create", "serviceaccount/default", "--timeout=60s")
+        testbed.kubectl("-n", namespace, "wait", "--for=create", "serviceaccount/default", "--timeout=110s")
 
 
 def _binding(user: str, role: str) -> dict[str, Any]:

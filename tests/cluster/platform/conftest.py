@@ -111,7 +111,7 @@ def wait_available(node: Testbed) -> None:
     for name in names:
         while True:
             try:
-                node.kubectl("-n", SERVICES, "rollout", "status", name, "--timeout=60s")
+                node.kubectl("-n", SERVICES, "rollout", "status", name, "--timeout=110s")
                 break
             except AssertionError as error:
                 if time.monotonic() > deadline:

@@ -76,7 +76,7 @@ def test_create_exec_upload_download_delete(platform: Platform, tmp_path: Path) 
             sandbox.download("/work", back)
             pod = pods.pod_name("team", sandbox.sandbox_id)
             assert platform.testbed.get("-n", NAMESPACE, "pod", pod)["status"]["phase"] == "Running"
-        platform.testbed.kubectl("-n", NAMESPACE, "wait", "--for=delete", f"pod/{pod}", "--timeout=60s")
+        platform.testbed.kubectl("-n", NAMESPACE, "wait", "--for=delete", f"pod/{pod}", "--timeout=110s")
     assert (back / "deep/file").read_bytes() == (source / "deep/file").read_bytes()
 
 
@@ -154,9 +154,9 @@ def test_commands_outlive_an_upgrade_of_every_service(platform: Platform, tmp_pa
             platform.kubectl("rollout", "restart", f"deployment/{name}")
         wait_available(platform.testbed)
         for name in before:
-            platform.kubectl("wait", "--for=delete", f"pod/{name}", "--timeout=60s")
+            platform.kubectl("wait", "--for=delete", f"pod/{name}", "--timeout=110s")
         sandbox.write_file("/end", b"")
-        following.join(60)
+        following.join(110)
         assert not following.is_alive()
         *numbers, last = "".join(read).split()
         assert numbers == [str(n + 1) for n in range(len(numbers))]

@@ -53,7 +53,7 @@ async def test_a_fault_under_load(platform: PodPlatform, load: Load, fault: Faul
             # From when it answers again; what follows waits for the cluster's own parts too, which ask less often.
             seconds = await load.records_right(victim)
             right = f"records after {seconds:.1f} s, all "
-            assert seconds < RIGHT_SECONDS
+            assert seconds < 4 * RIGHT_SECONDS  # what it takes on a quiet machine is printed
         print(f"{fault.__name__}, round {number + 1}: {right}right after {await load.ends_well():.1f} s")
 
 

@@ -14,7 +14,7 @@ from services.scheduler.throttle import Throttle
 from tests.cluster.watcher.pods import Truth
 from tests.support.testbed import NAMESPACE, Testbed
 
-BACKSTOP = 60
+BACKSTOP = 110
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ async def test_the_pods_end_says(truth: Truth, api: PodApi, status: dict[str, An
 
 
 async def test_what_never_ends_does_not_work(truth: Truth, api: PodApi) -> None:
-    assert await answer(truth, api, waiting("ContainerCreating"), try_seconds=1) is Delivery.COPY
+    assert await answer(truth, api, waiting("ContainerCreating"), try_seconds=15) is Delivery.COPY
 
 
 async def test_it_is_tried_where_sandboxes_run(truth: Truth, api: PodApi) -> None:

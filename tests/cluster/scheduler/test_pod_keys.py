@@ -68,7 +68,7 @@ async def test_one_that_is_refused_keeps_no_other_from_it(control_plane: Testbed
     patch = ("-n", NAMESPACE, "patch", "pod", "p1", "--type=merge", "-p", '{"metadata":{"annotations":{"a":"b"}}}')
     control_plane.apply(policy, binding)
     try:
-        async with asyncio.timeout(60):  # it takes a moment to be in force
+        async with asyncio.timeout(110):  # it takes a moment to be in force
             while control_plane.kubectl(*patch, "--dry-run=server", check=False):
                 await asyncio.sleep(0.1)
         with pytest.raises(FailedPreconditionError, match="p1 stays as it is"):
@@ -76,7 +76,7 @@ async def test_one_that_is_refused_keeps_no_other_from_it(control_plane: Testbed
     finally:
         for kind in ("validatingadmissionpolicybinding", "validatingadmissionpolicy"):
             control_plane.kubectl("delete", kind, "keep-p1")
-        async with asyncio.timeout(60):  # and to be out of it
+        async with asyncio.timeout(110):  # and to be out of it
             while not control_plane.kubectl(*patch, "--dry-run=server", check=False):
                 await asyncio.sleep(0.1)
     assert [await shown(truth, name) for name in names] == [PEM, None, PEM, PEM]

@@ -201,7 +201,7 @@ class TestRefusals:
     ) -> None:
         quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few", "namespace": NAMESPACE}}
         control_plane.apply({**quota, "spec": {"hard": {"pods": "1"}}})
-        wait = ("wait", "--for=jsonpath={.status.hard.pods}=1", "resourcequota/few", "--timeout=60s")
+        wait = ("wait", "--for=jsonpath={.status.hard.pods}=1", "resourcequota/few", "--timeout=110s")
         control_plane.kubectl("-n", NAMESPACE, *wait)
         try:
             await runtime.create(record())
@@ -217,11 +217,11 @@ class TestRefusals:
         """The API server answers Conflict when several write the quota at once: that is no refusal."""
         quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "many", "namespace": NAMESPACE}}
         control_plane.apply({**quota, "spec": {"hard": {"pods": "20"}}})
-        wait = ("wait", "--for=jsonpath={.status.hard.pods}=20", "resourcequota/many", "--timeout=60s")
+        wait = ("wait", "--for=jsonpath={.status.hard.pods}=20", "resourcequota/many", "--timeout=110s")
         control_plane.kubectl("-n", NAMESPACE, *wait)
 
         async def create(name: str) -> str:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(110):
                 while True:
                     try:
                         return await runtime.create(record(name))
@@ -387,14 +387,14 @@ class TestDelete:
             },
         )
         # One that the cluster's own scheduler has just changed is not stuck, and is left for the next round.
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(110):
             while "deletionGracePeriodSeconds" not in (metadata := (await pod(truth))["metadata"]):
                 await runtime.delete(Incarnation("t", "a", uid), force=True)  # it was not even asked to go
         assert metadata["deletionGracePeriodSeconds"] == 1
         assert not await runtime.is_gone(Incarnation("t", "a", uid))
         await runtime.delete(Incarnation("t", "a", uid))
         assert not await runtime.is_gone(Incarnation("t", "a", uid))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(110):
             while not await runtime.is_gone(Incarnation("t", "a", uid)):
                 await runtime.delete(Incarnation("t", "a", uid), force=True)
 

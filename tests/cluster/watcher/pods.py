@@ -22,7 +22,7 @@ from services.watcher.pod_watch import Timing
 from services.watcher.service import DEPENDENCY, Watcher
 from tests.support.testbed import NAMESPACE
 
-BACKSTOP = 60
+BACKSTOP = 110
 HASTY = Timing(read=1.0, snapshot=1.0, first_retry=0.02, longest_retry=0.2)
 SPEC = sandbox_pb2.SandboxSpec(image="i")
 SPEC.start_timeout.seconds = SPEC.pull_timeout.seconds = 3600

@@ -157,22 +157,30 @@ async def test_an_event_cut_in_the_middle_is_sent_again(
             connection.abort()
         return False
 
+    before = watched.runtime.counts()["relists"]
     proxy.harm(truncate)
     await change_everything(truth)
     await check(watched, truth)
-    assert watched.runtime.counts()["relists"] == 1
+    assert watched.runtime.counts()["relists"] == before
 
 
 async def test_a_clean_end_is_taken_up_without_a_list(watched: Watched, truth: Truth, proxy: ApiProxy) -> None:
+    # On a busy machine its first snapshot may have been begun more than once.
+    before, begun = watched.runtime.counts()["relists"], snapshots(proxy)
     for number in range(3):
         await truth.annotate("a", n=str(number))
         await watched.agrees(truth)
         await end(proxy)
         await truth.annotate("b", n=str(number))
         await watched.agrees(truth)
-    assert watched.runtime.counts()["relists"] == 1
-    assert sum("sendInitialEvents" in query for query in proxy.requests) == 1
+    assert watched.runtime.counts()["relists"] == before
+    assert snapshots(proxy) == begun
     assert not any("limit" in query for query in proxy.requests)
+
+
+def snapshots(proxy: ApiProxy) -> int:
+    """How often one was asked for."""
+    return sum("sendInitialEvents" in query for query in proxy.requests)
 
 
 async def test_a_half_open_connection_is_noticed(watched: Watched, truth: Truth, proxy: ApiProxy) -> None:
@@ -194,11 +202,13 @@ async def test_a_request_that_is_left_without_an_answer_is_sent_again(
     proxy.reply(NO_ANSWER, NO_ANSWER, to="watch")
     async with watching(kubeconfig, timing) as watched:
         await watched.agrees(truth)
+        before = watched.runtime.counts()["relists"]
+        assert before >= 3
         proxy.reply(NO_ANSWER, to="watch")
         proxy.cut()
         await change_everything(truth)
         await check(watched, truth)
-        assert watched.runtime.counts()["relists"] == 3, "what was taken up again needed no new snapshot"
+        assert watched.runtime.counts()["relists"] == before, "what was taken up again needed no new snapshot"
 
 
 async def test_late_events_are_late_and_not_lost(watched: Watched, truth: Truth, proxy: ApiProxy) -> None:
@@ -232,7 +242,9 @@ async def test_a_server_without_streamed_snapshots(truth: Truth, proxy: ApiProxy
 async def test_a_list_of_several_pages_whose_token_expires(truth: Truth, proxy: ApiProxy, kubeconfig: Path) -> None:
     await asyncio.gather(*(truth.create(f"p{number}") for number in range(260)))
     proxy.reply(Reply(400), to="watch")
-    async with watching(kubeconfig) as watched:
+    # As often as it is cut, and not because the machine is busy.
+    timing = Timing(read=60.0, snapshot=60.0, first_retry=0.02, longest_retry=0.2)
+    async with watching(kubeconfig, timing) as watched:
         await watched.agrees(truth)
         assert len(watched.told) == 260
         await truth.delete("p7")

@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 BIN := .venv/bin
-PYTEST := $(BIN)/pytest -q
+PYTEST := $(BIN)/pytest -q --durations 12 --durations-min 10
 # Suites that wait more than they compute run in two processes (tests/conftest.py: what must not run side by side).
 PARALLEL := -n 2 --dist loadgroup
 SIZE ?= small

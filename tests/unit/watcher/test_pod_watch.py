@@ -99,6 +99,7 @@ class Server:
         self.forgotten = 0
         self.now = 0.0
         self.waits: list[float] = []
+        self.snapshot_seconds = float(BACKSTOP)
         self.over = asyncio.Event()
         """Nothing more will come."""
 
@@ -147,7 +148,7 @@ def watch_of(server: Server, rng: random.Random | None = None) -> PodWatch:
         server,
         project,
         SELECTOR,
-        Timing(snapshot=0.05),
+        Timing(snapshot=server.snapshot_seconds),
         rng=rng or Longest(),
         clock=lambda: server.now,
         sleep=server.sleep,
@@ -251,6 +252,7 @@ async def test_a_server_that_ignores_the_wish_is_asked_for_pages() -> None:
 
 async def test_a_server_that_never_ends_its_initial_events_is_asked_for_pages() -> None:
     server = Server(Answer(change("a", 3, "ADDED"), NOTHING_MORE), Answer(pods_of(8, pod("a", 3))), Answer(FOR_EVER))
+    server.snapshot_seconds = 0.05
     assert await run(server) == "restarted a3 interrupted restarted bookmark a3 synced bookmark"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -40,6 +40,16 @@ def _translated(name: str) -> Iterator[None]:
         raise _unavailable(f"does not work now ({type(error).__name__})") from error
 
 
+@contextmanager
+def _taken(name: str) -> Iterator[None]:
+    """As `_translated`, of an object that is put: what is not found then is the store itself."""
+    try:
+        with _translated(name):
+            yield
+    except ObjectNotFoundError as error:
+        raise _unavailable("has no such bucket or folder") from error
+
+
 def _unavailable(why: str) -> UnavailableError:
     return UnavailableError(f"the object store {why}; retry", reason="OBJECT_STORE_UNAVAILABLE")
 
@@ -66,14 +76,27 @@ class ObjectStore:
         Raises:
             UnavailableError: the store does not take it now, or is not there itself.
         """
-        try:
-            with _translated(name):
-                async with asyncio.timeout(_SECONDS):
-                    await obstore.put_async(self._store, name, body)
-                    if self._folder is not None:
-                        await asyncio.to_thread(_sync, self._folder, name)
-        except ObjectNotFoundError as error:
-            raise _unavailable("has no such bucket or folder") from error
+        with _taken(name):
+            async with asyncio.timeout(_SECONDS):
+                await obstore.put_async(self._store, name, body)
+                if self._folder is not None:
+                    await asyncio.to_thread(_sync, self._folder, name)
+
+    async def put_all(self, bodies: Mapping[str, bytes]) -> dict[str, UnavailableError]:
+        """Store many small objects by name, as `put` does each; gives those that the store did not take, and why.
+
+        In a folder they share one thread, and each folder that names some of them is brought to the disk once.
+        """
+        if self._folder is not None:
+            return await asyncio.to_thread(_put_all, self._store, self._folder, bodies)
+        results = await asyncio.gather(*(self.put(*body) for body in bodies.items()), return_exceptions=True)
+        failed = {}
+        for name, result in zip(bodies, results, strict=True):
+            if isinstance(result, UnavailableError):
+                failed[name] = result
+            elif result is not None:
+                raise result
+        return failed
 
     async def exists(self, name: str) -> bool:
         """Whether there is an object of this name."""
@@ -151,14 +174,42 @@ def _read(path: Path, most_bytes: int) -> bytes | None:
         return None
 
 
+def _put_all(store: Any, root: Path, bodies: Mapping[str, bytes]) -> dict[str, UnavailableError]:
+    failed: dict[str, UnavailableError] = {}
+    folders: dict[Path, list[str]] = {}
+    for name, body in bodies.items():
+        try:
+            with _taken(name):
+                obstore.put(store, name, body)
+                _sync_one(root / name)
+        except UnavailableError as error:
+            failed[name] = error
+        else:
+            for folder in _folders(root, name):
+                folders.setdefault(folder, []).append(name)
+    for folder, names in folders.items():
+        try:
+            with _taken(names[0]):
+                _sync_one(folder)
+        except UnavailableError as error:
+            failed |= dict.fromkeys(names, error)
+    return failed
+
+
 def _sync(root: Path, name: str) -> None:
     """Bring a file and the folders that name it to the disk: the library's own local store leaves that out."""
-    path = root / name
-    for synced in (path, *path.parents):
-        descriptor = os.open(synced, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        if synced == root:
-            return
+    for path in (root / name, *_folders(root, name)):
+        _sync_one(path)
+
+
+def _folders(root: Path, name: str) -> list[Path]:
+    """Those that lead to an object, the innermost first."""
+    return [folder for folder in (root / name).parents if folder.is_relative_to(root)]
+
+
+def _sync_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

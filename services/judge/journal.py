@@ -30,8 +30,8 @@ async def _always() -> None:
 
 _MOST_WAITING: Final = 2000
 _MOST_WAITING_BYTES: Final = 64 << 10
-_TOGETHER: Final = 100
-_GATHERING_SECONDS: Final = 0.2
+_TOGETHER: Final = 200
+_GATHERING_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 30.0
 _KEEP_SECONDS: Final = 120.0
 """How long an answer is tried to be kept: it was paid for, and a store that fails over is away for a while."""
@@ -134,13 +134,12 @@ class Answers:
                 _log.warning("answers wait in the database", why=error.message)
 
     async def _move(self, texts: Sequence[WaitingText]) -> None:
-        puts = (self.put(one.tenant, one.sha256, one.text.encode()) for one in texts)
-        results = await asyncio.gather(*puts, return_exceptions=True)
-        if moved := [text for text, result in zip(texts, results, strict=True) if result is None]:
+        bodies = {_name(one.tenant, one.sha256): one.text.encode() for one in texts}
+        failed = await self._objects.put_all(bodies)
+        if moved := [text for text in texts if _name(text.tenant, text.sha256) not in failed]:
             await self._texts.moved(moved)
-        for result in results:
-            if result is not None:
-                raise result
+        for error in failed.values():
+            raise error
 
     async def chunks(self, tenant: str, sha256: str) -> AsyncIterator[bytes]:
         """An answer.

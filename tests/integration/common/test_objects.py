@@ -45,6 +45,25 @@ async def test_a_put_that_fails_is_told_as_unavailable(store: ObjectStore, serve
     assert caught.value.reason == "OBJECT_STORE_UNAVAILABLE"
 
 
+@pytest.mark.parametrize("where", ["bucket", "folder"])
+async def test_many_objects_come_back(store: ObjectStore, tmp_path: Path, where: str) -> None:
+    chosen = store if where == "bucket" else ObjectStore(tmp_path.as_uri())
+    bodies = {"a/b": b"one", "a/c/d": b"two", "e": b"", "a/b%2Fc": b"odd"}
+    assert await chosen.put_all(bodies) == {}
+    assert await chosen.small(list(bodies), 10) == list(bodies.values())
+
+
+async def test_of_many_those_are_told_that_were_not_taken(
+    store: ObjectStore, server: ObjectServer, tmp_path: Path
+) -> None:
+    (tmp_path / "way").write_text("in the way")
+    failed = await ObjectStore(tmp_path.as_uri()).put_all({"a": b"1", "way/b": b"2", "c/d": b"3"})
+    assert {name: error.reason for name, error in failed.items()} == {"way/b": "OBJECT_STORE_UNAVAILABLE"}
+    assert (tmp_path / "c" / "d").read_bytes() == b"3"
+    server.failure = next(iter(FAILURES))
+    assert set(await store.put_all({"a": b"1", "b": b"2"})) == {"a", "b"}
+
+
 @pytest.mark.parametrize("failure", [name for name in FAILURES if name != "no bucket"])
 async def test_what_cannot_be_read_is_not_called_missing(
     store: ObjectStore, server: ObjectServer, failure: str

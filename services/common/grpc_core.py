@@ -1,4 +1,4 @@
-"""Settings of gRPC's C core that have no channel or server option: it reads them when it is imported."""
+"""What gRPC's C core wants of its process and has no channel or server option for."""
 
 from __future__ import annotations
 
@@ -12,3 +12,15 @@ CORE_ENVIRONMENT: Final[Mapping[str, str]] = {
     "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
 }
 """For the environment of every process of ours; a setting of the user's own wins."""
+
+_KEPT_BYTES: Final = 4 << 20
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep the memory of messages for the next ones. Once, when a process that carries bytes starts.
+
+    It gives freed blocks beyond 128 KiB back to the kernel, which has to clear every page of the next one: a fifth of
+    the processor time of a gateway that passes streams on (measured with glibc 2.36). One larger block that comes and
+    goes, whose pages nobody touches, moves that limit there; what is free at the top of the heap stays up to twice it.
+    """
+    bytes(_KEPT_BYTES)

@@ -14,6 +14,7 @@ import uvloop
 from pydantic import ValidationError
 
 from services.common import logs
+from services.common.grpc_core import keep_freed_memory
 from services.common.server import ListenError
 from services.common.settings import ServiceSettings, SettingsError
 from services.common.tasks import TaskGroup
@@ -41,6 +42,7 @@ def run_service(name: str, settings_type: type[S], app: App[S]) -> int:
             print(f"orchard {name}: {variable}{problem['msg']}", file=sys.stderr)  # noqa: T201
         return 2
     logs.configure(name, level=settings.log_level, json_format=settings.log_format == "json")
+    keep_freed_memory()
     try:
         return uvloop.run(_run(name, settings, app))
     except (ListenError, TlsError, SettingsError) as error:

@@ -22,6 +22,7 @@ from orchard.exec.v1.port_service_pb2_grpc import add_PortServiceServicer_to_ser
 from orchard.exec.v1.tunnel_service_pb2_grpc import add_TunnelServiceServicer_to_server
 
 from services.common import logs
+from services.common.grpc_core import keep_freed_memory
 from services.common.interceptor import CallInterceptor
 from services.common.server import ListenError, Server
 from services.common.tasks import TaskGroup
@@ -136,6 +137,7 @@ def run(config: AgentConfig) -> int:
     # Each running command needs a few descriptors, each large output of an ended one needs one.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    keep_freed_memory()
     try:
         return uvloop.run(_run(config))
     except (ListenError, TlsError, JournalInUseError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -92,6 +92,20 @@ class _DirectoryTree:
                 raise UnpatchableError(_REASONS[error.errno]) from error
             raise BelowError(error, path) from error
 
+    def holds_others(self, path: bytes, removed: Container[bytes]) -> bool:
+        """See patch.Tree."""
+        parents, name = _split(path)
+        with (
+            suppress(FileNotFoundError, NotADirectoryError, EscapeError),
+            self._beneath.directory(parents) as directory,
+            Cursor(os.open(name, DIRECTORY_FLAGS, dir_fd=directory)) as cursor,
+        ):
+            return any(
+                not node.is_directory and path + b"/" + node.path not in removed
+                for node in walk(cursor, recursive=True)
+            )
+        return False
+
 
 _REASONS: Final = {
     errno.ENOTDIR: "a parent of it is no directory",
@@ -145,6 +159,7 @@ class _Commit:
         self._beneath = beneath
         self._default_owner = default_owner
         self._backups: set[bytes] = set()
+        self._removed: set[bytes] = set()
 
     def run(self, changes: Sequence[Change]) -> None:
         """Make the changes.
@@ -154,6 +169,7 @@ class _Commit:
         """
         # Removals come first: a directory may take the place of a file.
         ordered = sorted(changes, key=lambda change: change.after is not None)
+        self._removed = {change.path for change in changes if change.after is None}
         steps = [_Step(change, *_split(change.path), []) for change in ordered]
         try:
             for work in (self._prepare_if_possible, self._place):
@@ -167,6 +183,8 @@ class _Commit:
             self._tidy(step)
 
     def _prepare_if_possible(self, step: _Step) -> None:
+        if any(b"/".join(step.parents[:depth]) in self._removed for depth in range(1, len(step.parents) + 1)):
+            return  # a link that is yet to be removed would lead elsewhere
         with suppress(NotADirectoryError):  # a file that is yet to be removed
             self._prepare(step)
 

@@ -11,7 +11,8 @@ from typing import Final, NamedTuple
 from services.exec_agent.files.errors import file_errors
 from services.exec_agent.files.resolving import open_path
 
-CHUNK_BYTES: Final = 256 << 10
+CHUNK_BYTES: Final = 1 << 20
+"""Of one message: at 256 KiB each byte costs gRPC a quarter more."""
 _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+from collections.abc import Container
 from pathlib import Path
 
 from services.exec_agent.files.patch import Entry, Options, Plan, make_plan, parse
@@ -24,6 +25,9 @@ class MemoryTree:
 
     def read(self, path: bytes) -> Entry | None:
         return self.files.get(path)
+
+    def holds_others(self, path: bytes, removed: Container[bytes]) -> bool:
+        return any(name.startswith(path + b"/") and name not in removed for name in self.files)
 
 
 def entry(data: bytes, mode: int = 0o644) -> Entry:

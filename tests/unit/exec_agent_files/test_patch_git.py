@@ -161,6 +161,30 @@ def change_directory_to_file(folder: Path) -> None:
     (folder / "src/deep").write_text("flat\n")
 
 
+def change_copy_after_its_source(folder: Path) -> None:
+    """The copy comes later in the diff than the change of what it was copied from."""
+    text = (folder / "old.txt").read_text()
+    (folder / "zcopied.txt").write_text(text)
+    (folder / "old.txt").write_text(text + "changed too\n")
+
+
+def change_rename_into_directory_of_its_name(folder: Path) -> None:
+    (folder / "old.txt").rename(folder / "spare")
+    (folder / "old.txt").mkdir()
+    (folder / "spare").rename(folder / "old.txt/inside")
+
+
+def change_link_to_directory(folder: Path) -> None:
+    (folder / "link").unlink()
+    (folder / "link").mkdir()
+    (folder / "link/inside").write_text("x\n")
+
+
+def change_directory_to_link(folder: Path) -> None:
+    shutil.rmtree(folder / "src/deep")
+    (folder / "src/deep").symlink_to("..")
+
+
 CHANGES = [value for name, value in sorted(globals().items()) if name.startswith("change_")]
 
 
@@ -210,6 +234,66 @@ def test_a_series_of_commits(repository: Path, tmp_path: Path) -> None:
     assert snapshot(ours) == snapshot(repository)
     assert patch_tree(ours, text, reverse=True).fits
     assert snapshot(ours) == before
+
+
+def test_a_copy_in_a_later_commit_means_the_file_of_that_commit(repository: Path, tmp_path: Path) -> None:
+    ours = tmp_path / "ours"
+    shutil.copytree(repository, ours, symlinks=True, ignore=shutil.ignore_patterns(".git"))
+    with (repository / "old.txt").open("a") as file:
+        file.write("changed\n")
+    commit(repository)
+    shutil.copy(repository / "old.txt", repository / "zcopied.txt")
+    commit(repository)
+    text = run("git", "log", "-p", "--reverse", "-2", "-C", "--find-copies-harder", cwd=repository)
+    assert b"copy from old.txt" in text
+    before = snapshot(ours)
+    plan = patch_tree(ours, text)
+    assert plan.fits, plan.results
+    assert snapshot(ours) == snapshot(repository)
+    assert patch_tree(ours, text, reverse=True).fits
+    assert snapshot(ours) == before
+
+
+def test_a_removed_binary_file_needs_no_data(repository: Path) -> None:
+    before = snapshot(repository)
+    change_binary_delete(repository)
+    text = run("git", "diff", "--full-index", cwd=repository)
+    run("git", "checkout", "-q", ".", cwd=repository)
+    assert patch_tree(repository, text).fits
+    assert snapshot(repository) == {name: entry for name, entry in before.items() if name != "image.bin"}
+    assert not patch_tree(repository, text, reverse=True).fits
+    (repository / "image.bin").write_bytes(b"\0another")
+    assert "not the one" in patch_tree(repository, text).results[0].error
+
+
+def test_a_directory_with_other_files_is_an_answer(repository: Path) -> None:
+    change_directory_to_file(repository)
+    run("git", "add", "-A", cwd=repository)
+    text = run("git", "diff", "--cached", cwd=repository)
+    run("git", "reset", "-q", "--hard", cwd=repository)
+    (repository / "src/deep/precious").write_text("keep\n")
+    before = snapshot(repository)
+    for dry_run in (True, False):
+        plan = patch_tree(repository, text, dry_run=dry_run)
+        assert [result.error for result in plan.results if result.error] == [
+            "it is a directory, and the patch does not remove all that is in it"
+        ]
+        assert snapshot(repository) == before
+    assert not patch_tree(repository, text, partial=True).fits
+    assert snapshot(repository) == {name: entry for name, entry in before.items() if name != "src/deep/three.py"}
+
+
+def test_what_waits_for_a_removal_that_fails_is_not_made(repository: Path) -> None:
+    """In part: a file is not made below or in the place of one that stays."""
+    change_file_to_directory(repository)
+    run("git", "add", "-A", cwd=repository)
+    text = run("git", "diff", "--cached", cwd=repository)
+    run("git", "reset", "-q", "--hard", cwd=repository)
+    (repository / "old.txt").write_text("another content\n")
+    before = snapshot(repository)
+    plan = patch_tree(repository, text, partial=True)
+    assert [bool(result.error) or not result.fits for result in plan.results] == [True, True]
+    assert snapshot(repository) == before
 
 
 def test_plain_diffs_with_timestamps(repository: Path, tmp_path: Path) -> None:

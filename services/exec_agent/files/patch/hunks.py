@@ -129,6 +129,8 @@ class _Image:
         at_end = at_end or (bool(hunk.new) and not hunk.new[-1].endswith(b"\n") and not after)
         if at_start or at_end:
             place = 0 if at_start else last
+            if not hunk.old and place != expected:
+                return None  # nothing says that it belongs there
             return place if (place == last or not at_end) and self._fits(pattern, place) else None
         if not hunk.old:
             # Nothing to recognise the place by: the header's word counts.

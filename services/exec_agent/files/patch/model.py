@@ -5,6 +5,9 @@ from __future__ import annotations
 import enum
 import stat
 from dataclasses import dataclass, replace
+from typing import Final
+
+NO_BINARY_DATA: Final = "the patch says only that this binary file differs; make it with `git diff --binary`"
 
 
 class PatchMalformedError(Exception):
@@ -121,6 +124,7 @@ class FilePatch:
         forward: the change of a binary file.
         backward: the change that undoes it.
         problem: why it cannot be applied, whatever the file is.
+        commit: number of the diff it is part of, from 0: text between sections, as a mail's header, begins another.
         copied_from: of a deletion that undoes a copy: the file it was copied from, to whose content it must come back.
     """
 
@@ -139,6 +143,7 @@ class FilePatch:
     forward: BinaryChange | None = None
     backward: BinaryChange | None = None
     problem: str = ""
+    commit: int = 0
     copied_from: bytes = b""
 
     @property

@@ -7,13 +7,20 @@ what looks like a part of a patch but stands where none can be is an error.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from services.exec_agent.files.patch import names
 from services.exec_agent.files.patch.binary import read_binary
 from services.exec_agent.files.patch.lines import Lines
-from services.exec_agent.files.patch.model import Action, BinaryChange, FilePatch, Hunk, PatchMalformedError
+from services.exec_agent.files.patch.model import (
+    NO_BINARY_DATA,
+    Action,
+    BinaryChange,
+    FilePatch,
+    Hunk,
+    PatchMalformedError,
+)
 
 _HUNK: Final = re.compile(rb"@@ -(\d{1,10})(?:,(\d{1,10}))? \+(\d{1,10})(?:,(\d{1,10}))? @@")
 _INDEX: Final = re.compile(rb"index ([0-9a-f]{4,64})\.\.([0-9a-f]{4,64})(?: ([0-7]{6}))?\Z")
@@ -23,7 +30,6 @@ _OLD_SIGNS: Final = frozenset({b" ", b"-"})
 _NEW_SIGNS: Final = frozenset({b" ", b"+"})
 _BARE_LINE_ENDS: Final = frozenset({b"\n", b"\r"})
 _FULL_ID_LENGTHS: Final = (40, 64)  # SHA-1 and SHA-256
-_NO_DATA: Final = "the patch says only that this binary file differs; make it with `git diff --binary`"
 
 
 def parse(text: bytes, strip: int | None = None) -> list[FilePatch]:
@@ -40,12 +46,13 @@ def parse(text: bytes, strip: int | None = None) -> list[FilePatch]:
     lines = Lines(text)
     parser = _Parser(lines, strip)
     found: list[FilePatch] = []
+    commit = 0
     while lines.head:
         head = lines.header
         if head.startswith(b"diff --git "):
-            found.append(parser.git_section())
+            found.append(replace(parser.git_section(), commit=commit))
         elif head.startswith(b"--- ") and lines.after_head.startswith(b"+++ "):
-            found.append(parser.plain_section())
+            found.append(replace(parser.plain_section(), commit=commit))
         elif head.startswith(b"@@ -") and _HUNK.match(head):
             raise PatchMalformedError(
                 lines.number, "a hunk without a file header; '--- ' and '+++ ' lines must stand before it"
@@ -53,8 +60,10 @@ def parse(text: bytes, strip: int | None = None) -> list[FilePatch]:
         elif head.startswith((b"diff --cc ", b"diff --combined ")):
             raise PatchMalformedError(lines.number, "a combined diff of a merge cannot be applied; diff two trees")
         elif match := _BINARY.match(head):
-            found.append(parser.plain_binary(match))
+            found.append(replace(parser.plain_binary(match), commit=commit))
         else:
+            if head and found and found[-1].commit == commit:
+                commit += 1
             lines.advance()
     if not found:
         raise PatchMalformedError(
@@ -136,7 +145,7 @@ class _Parser:
             section.binary = read_binary(lines)
             return False
         elif _BINARY.match(head):
-            section.problem = _NO_DATA
+            section.problem = NO_BINARY_DATA
         elif two_words not in {b"similarity index", b"dissimilarity index"}:
             return False
         if lines.number == number:
@@ -236,7 +245,7 @@ class _Parser:
         self._lines.advance()
         old, new = match[1], match[2]
         path = names.checked(self._stripped(old if new == names.DEV_NULL else new, number))
-        return FilePatch(line=number, action=Action.MODIFY, old_path=path, path=path, problem=_NO_DATA)
+        return FilePatch(line=number, action=Action.MODIFY, old_path=path, path=path, problem=NO_BINARY_DATA)
 
     def _line_name(self) -> tuple[bytes, bytes]:
         """The name and timestamp of a `--- ` or `+++ ` line."""

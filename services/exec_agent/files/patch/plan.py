@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from services.exec_agent.files.patch.binary import DeltaError, apply_delta
 from services.exec_agent.files.patch.hunks import HunkResult, apply_hunks
-from services.exec_agent.files.patch.model import Action, BinaryChange, Entry, FilePatch, PatchPathError
+from services.exec_agent.files.patch.model import (
+    NO_BINARY_DATA,
+    Action,
+    BinaryChange,
+    Entry,
+    FilePatch,
+    PatchPathError,
+)
 
 _GIT_LINK: Final = 0o160000
 _EXECUTABLE: Final = 0o111
+_MAXIMUM_ATTEMPTS: Final = 8  # a chain of renames, each into the place of the next, would take one for each
+_LINES_LEFT: Final = "the patch deletes the file, but lines would be left in it"
 
 
 class UnpatchableError(Exception):
@@ -30,6 +39,9 @@ class Tree(Protocol):
             PatchPathError: the path leads out of the target through a link.
             UnpatchableError: a directory, device or the like is there, or it cannot be read.
         """
+
+    def holds_others(self, path: bytes, removed: Container[bytes]) -> bool:
+        """Whether there is a directory at a path with a file in it, at any depth, that is not `removed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +74,11 @@ class FileResult:
         """Whether all of it fits."""
         return not self.error and not any(hunk.error for hunk in self.hunks)
 
+    @property
+    def takes_away(self) -> bool:
+        """Of a removal or rename: whether it happens. A rename does also with hunks left out."""
+        return self.fits or (self.action is Action.RENAME and not self.error)
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -92,28 +109,84 @@ def make_plan(patches: Sequence[FilePatch], tree: Tree, options: Options) -> Pla
     order = list(enumerate(patches))
     if options.reverse:
         order = [(index, patch.reversed()) for index, patch in reversed(order)]
-    planner = _Planner(tree, options, [patch for _index, patch in order])
-    results = {index: planner.apply(position, patch) for position, (index, patch) in enumerate(order)}
-    ordered = tuple(results[index] for index in sorted(results))
-    fits = all(result.fits for result in ordered)
-    return Plan(fits, ordered, planner.changes() if fits or options.partial else ())
+    ordered = [patch for _index, patch in order]
+    planner = _Planner(tree, options, ordered, {})
+    results = planner.run()
+    kept: dict[int, FileResult] = {}
+    for attempt in range(_MAXIMUM_ATTEMPTS if options.partial else 0):
+        staying = {
+            position: result
+            for position, result in results.items()
+            if ordered[position].action in _REMOVING and position not in kept and not result.takes_away
+        }
+        if not staying:
+            break
+        # What counted on these files to go must not take their place.
+        kept.update(staying)
+        planner = _Planner(tree, options, ordered, kept, none_goes=attempt == _MAXIMUM_ATTEMPTS - 1)
+        results = planner.run()
+    by_index = {index: results[position] for position, (index, _patch) in enumerate(order)}
+    report = tuple(by_index[index] for index in sorted(by_index))
+    fits = all(result.fits for result in report)
+    return Plan(fits, report, planner.changes() if fits or options.partial else ())
 
 
 class _Planner:
-    def __init__(self, tree: Tree, options: Options, patches: Sequence[FilePatch]) -> None:
+    """One pass over the patches.
+
+    Args:
+        kept: patches that are known not to take their file away, with what became of them.
+        none_goes: nothing may be made where a file is, though a later patch would take that away.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        options: Options,
+        patches: Sequence[FilePatch],
+        kept: Mapping[int, FileResult],
+        *,
+        none_goes: bool = False,
+    ) -> None:
         self._tree = tree
         self._options = options
+        self._patches = patches
+        self._kept = kept
         self._originals: dict[bytes, Entry | None] = {}
         self._state: dict[bytes, Entry | None] = {}
+        # What the patches of one commit changed, as it was before: a rename or copy in it means that.
+        self._before: dict[bytes, Entry | None] = {}
         self._moved_onto: set[bytes] = set()
+        self._undone_copies: list[tuple[int, FilePatch, Entry, bytes]] = []
         # The last patch that takes a path away: until then a path that shall be made may still be there.
         self._last_removal: dict[bytes, int] = {}
-        for position, patch in enumerate(patches):
-            if patch.action in _REMOVING:
+        for position, patch in enumerate(() if none_goes else patches):
+            if patch.action in _REMOVING and position not in kept:
                 self._last_removal[patch.old_path] = position
         self._emptied = {parent for path in self._last_removal for parent in _parents(path)}
 
-    def apply(self, position: int, patch: FilePatch) -> FileResult:
+    def run(self) -> dict[int, FileResult]:
+        """Apply all patches; returns what became of each."""
+        results: dict[int, FileResult] = {}
+        for position, patch in enumerate(self._patches):
+            if position and patch.commit != self._patches[position - 1].commit:
+                self._end_commit(results)
+            results[position] = self._kept[position] if position in self._kept else self._apply(position, patch)
+        self._end_commit(results)
+        return results
+
+    def _end_commit(self, results: dict[int, FileResult]) -> None:
+        """Only when all of a commit is undone it shows whether a copy is what it was copied from."""
+        for position, patch, present, data in self._undone_copies:
+            origin = self._current(patch.copied_from)
+            if data and (origin is None or origin.data != data):
+                self._state[patch.path] = present
+                results[position] = replace(results[position], error=_LINES_LEFT)
+        self._undone_copies.clear()
+        self._before.clear()
+        self._moved_onto.clear()
+
+    def _apply(self, position: int, patch: FilePatch) -> FileResult:
         """Apply one file's patch to the state."""
         result = FileResult(patch.path, patch.old_path if patch.action in _TWO_PATHS else b"", patch.action)
         try:
@@ -127,10 +200,15 @@ class _Planner:
             result = replace(result, hunks=hunks)
             if any(hunk.error for hunk in hunks) and not self._options.partial:
                 return result
-            self._store(patch, source, data, hunks)
+            self._store(position, patch, source, data, hunks)
         except UnpatchableError as error:
             return replace(result, error=str(error))
         return result
+
+    def _set(self, path: bytes, entry: Entry | None) -> None:
+        if path not in self._before:
+            self._before[path] = self._state[path] if path in self._state else self._original(path)
+        self._state[path] = entry
 
     def changes(self) -> tuple[Change, ...]:
         """What differs from the tree, in the order in which it came up."""
@@ -169,6 +247,9 @@ class _Planner:
 
     def _settled(self, patch: FilePatch) -> FilePatch:
         """A plain diff does not say for sure which name it means, nor whether it makes the file: the tree decides."""
+        if patch.problem == NO_BINARY_DATA and patch.action is Action.DELETE and patch.old_id:
+            # For a removal nothing is missing: the full id says which content may go.
+            return replace(patch, problem="", forward=BinaryChange(is_delta=False, payload=b""))
         if patch.action is not Action.MODIFY or self._current(patch.path) is not None:
             return patch
         if patch.alternate_path and self._current(patch.alternate_path) is not None:
@@ -184,9 +265,9 @@ class _Planner:
             return None
         path = patch.old_path
         entry = self._current(path, taken=patch.action in _REMOVING)
-        if patch.action in _TWO_PATHS and path in self._moved_onto and self._original(path) is not None:
-            # Renames of one commit may swap names: each means the file that was there before.
-            entry = self._original(path)
+        if patch.action in _TWO_PATHS:
+            # It means the file before this commit, whatever the commit moves there or changes in it.
+            entry = self._before.get(path) or entry
         if entry is None:
             raise UnpatchableError(f"{path.decode('utf-8', 'replace')!r} does not exist")
         expects_link = stat.S_ISLNK(patch.old_mode)
@@ -200,9 +281,11 @@ class _Planner:
         """A file that the patch makes must not be there, unless the patch takes it away later."""
         if patch.path in self._emptied and patch.path not in self._state:
             # A directory from which the patch takes files: the one made may take its place.
+            if self._tree.holds_others(patch.path, self._last_removal):
+                raise UnpatchableError("it is a directory, and the patch does not remove all that is in it")
             self._originals.setdefault(patch.path, None)
-        if any(self._last_removal.get(parent, -1) > position for parent in _parents(patch.path)):
-            # The other way round: a file that the patch removes later becomes a directory.
+        if any(self._last_removal.get(parent, -1) >= position for parent in _parents(patch.path)):
+            # The other way round: a file that the patch removes later, or moves here, becomes a directory.
             self._originals.setdefault(patch.path, None)
             return
         present = self._current(patch.path)
@@ -222,13 +305,16 @@ class _Planner:
         data, results = apply_hunks(data, hunks, self._options.fuzz)
         return data, tuple(results)
 
-    def _store(self, patch: FilePatch, source: Entry | None, data: bytes, hunks: tuple[HunkResult, ...]) -> None:
-        if patch.action is Action.DELETE:
+    def _store(
+        self, position: int, patch: FilePatch, source: Entry | None, data: bytes, hunks: tuple[HunkResult, ...]
+    ) -> None:
+        if patch.action is Action.DELETE and source is not None:
             if any(hunk.error for hunk in hunks):
                 return
-            origin = self._current(patch.copied_from) if patch.copied_from else None
-            if data and (origin is None or origin.data != data):
-                raise UnpatchableError("the patch deletes the file, but lines would be left in it")
+            if patch.copied_from:
+                self._undone_copies.append((position, patch, source, data))
+            elif data:
+                raise UnpatchableError(_LINES_LEFT)
             self._take_away(patch.old_path)
             return
         mode = _new_mode(patch, source)
@@ -238,14 +324,14 @@ class _Planner:
             self._take_away(patch.old_path)
         if patch.action in _TWO_PATHS:
             self._moved_onto.add(patch.path)
-        self._state[patch.path] = Entry(data, mode, source.token if source is not None else None)
+        self._set(patch.path, Entry(data, mode, source.token if source is not None else None))
 
     def _take_away(self, path: bytes) -> None:
         if path in self._moved_onto:
             self._moved_onto.discard(path)
-            if self._original(path) is not None:
+            if self._before.get(path) is not None:
                 return  # another file was moved here meanwhile
-        self._state[path] = None
+        self._set(path, None)
 
 
 _TWO_PATHS: Final = frozenset({Action.RENAME, Action.COPY})

@@ -163,10 +163,12 @@ class TrajectoryServicer:
             after=_position(request.page_token, order, request.ascending) if request.page_token else None,
             count=size,
         )
-        return pb.ListTrajectoriesResponse(
-            trajectories=map(values.trajectory_message, found),
-            next_page_token=encode_token((order.name, request.ascending, *after)) if after else "",
-        )
+        response = pb.ListTrajectoriesResponse()
+        for one in found:
+            values.write_trajectory(response.trajectories.add(), one)
+        if after:
+            response.next_page_token = encode_token((order.name, request.ascending, *after))
+        return response
 
     async def ExportTrajectories(  # noqa: N802
         self,
@@ -181,10 +183,8 @@ class TrajectoryServicer:
         exported = self._exporter.export(tenant, wanted, after, with_steps=not request.metadata_only)
         async with aclosing(exported):
             async for one in exported:
-                begin = pb.ExportTrajectoriesResponse(
-                    trajectory=values.trajectory_message(one.trajectory),
-                    step_values=map(values.step_value_message, one.values),
-                )
+                begin = pb.ExportTrajectoriesResponse(step_values=map(values.step_value_message, one.values))
+                values.write_trajectory(begin.trajectory, one.trajectory)
                 end = pb.ExportTrajectoriesResponse(resume_token=encode_token((one.trajectory.key,)))
                 head, tail = begin.SerializeToString(), end.SerializeToString()
                 if request.metadata_only or one.framed is not None:

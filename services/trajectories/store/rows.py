@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from operator import itemgetter
 from typing import Any, Final
 
 from psycopg import AsyncConnection
@@ -22,9 +24,14 @@ from services.trajectories.model import (
     Totals,
     Trajectory,
 )
-from services.trajectories.store.tables import COUNTS, SCHEMA
+from services.trajectories.store.tables import SCHEMA
 
 OUTCOME: Final = "outcome"
+# For what is done to each of many rows.
+_texts: Final = itemgetter(*TEXT_FIELDS)
+_totals: Final = itemgetter(*(field.name for field in fields(Totals)))
+_STATUSES: Final = {status.value: status for status in Status}
+_STATES: Final = {state.value: state for state in RewardState}
 Row = Mapping[str, Any]
 Connection = AsyncConnection[Any]
 _KEY: Final = "trajectory_key, name, judge, rubric"
@@ -86,7 +93,7 @@ def reward(row: Row) -> Reward:
     """A row of REWARDS."""
     return Reward(
         name=row["name"],
-        state=RewardState(row["state"]),
+        state=_STATES[row["state"]],
         value=row["value"],
         reason=row["reason"],
         judge=row["judge"],
@@ -128,11 +135,11 @@ def trajectory_of(row: Row, rewards: Sequence[tuple[int, Reward]], tools_json: s
             tools_json=tools_json,
             metadata_json=row["metadata_json"],
             labels=row["labels"],
-            **{name: row[name] for name in TEXT_FIELDS},
+            **dict(zip(TEXT_FIELDS, _texts(row), strict=True)),
         ),
-        status=Status(row["status"]),
+        status=_STATUSES[row["status"]],
         status_message=row["status_message"],
-        totals=Totals(cost_usd=row["cost_usd"], **{name: row[name] for name in COUNTS}),
+        totals=Totals(*_totals(row)),
         rewards=tuple(found for _key, found in rewards),
         outcome=max(outcomes, key=lambda pair: pair[0])[1] if outcomes else None,
         object_name=row["object_name"],

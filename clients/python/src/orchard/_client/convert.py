@@ -41,6 +41,12 @@ def _name(enumeration: Any, number: int, prefix: str) -> str:
 
 def enum_value(kind: type[E], enumeration: Any, number: int, prefix: str) -> E:
     """The value of an enum's number; `unknown` for one that this SDK does not know yet."""
+    value: E = _enum_value(kind, enumeration, number, prefix)
+    return value
+
+
+@lru_cache(maxsize=1024)
+def _enum_value(kind: type[enum.StrEnum], enumeration: Any, number: int, prefix: str) -> Any:
     name = _name(enumeration, number, prefix).lower()
     return kind(name) if name in kind._value2member_map_ else kind("unknown")
 

@@ -102,4 +102,4 @@ def timestamp(value: dt.datetime) -> timestamp_pb2.Timestamp:
 
 def datetime_of(value: timestamp_pb2.Timestamp) -> dt.datetime:
     """An aware datetime in UTC."""
-    return _EPOCH + dt.timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
+    return _EPOCH + dt.timedelta(0, value.seconds, value.nanos // 1000)

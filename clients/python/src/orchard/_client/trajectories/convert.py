@@ -242,6 +242,7 @@ def value_of(message: pb.StepValue) -> types.StepValue:
 def trajectory_of(message: pb.Trajectory) -> types.TrajectoryInfo:
     """From the wire."""
     totals = message.totals
+    outcome = reward_of(message.outcome) if message.HasField("outcome") else None
     return types.TrajectoryInfo(
         trajectory_id=message.trajectory_id,
         tenant=message.tenant,
@@ -254,11 +255,14 @@ def trajectory_of(message: pb.Trajectory) -> types.TrajectoryInfo:
         policy_version=message.policy_version,
         teacher=message.teacher,
         tools=json_value(message.tools_json, []),
-        labels=dict(message.labels),
+        labels=dict(message.labels.items()),
         status=enum_value(types.TrajectoryStatus, pb.TrajectoryStatus, message.status, "TRAJECTORY_STATUS_"),
         status_message=message.status_message,
-        outcome=reward_of(message.outcome) if message.HasField("outcome") else None,
-        rewards=tuple(map(reward_of, message.rewards)),
+        outcome=outcome,
+        # One of them is the outcome, so that no more is made of it twice than need be.
+        rewards=tuple(
+            outcome if outcome is not None and one == message.outcome else reward_of(one) for one in message.rewards
+        ),
         totals=types.Totals(
             totals.steps,
             totals.turns,

@@ -1,0 +1,114 @@
+"""One patch on copies of one tree: by ApplyPatch's own function, by `git apply` and by GNU `patch`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.common.errors import OrchardError
+from services.exec_agent.files.patch import Options, Plan
+from services.exec_agent.files.patching import apply_patch
+from tests.support.patch_cases import ENVIRONMENT, Case, Contents, read_tree, write_tree
+
+_UNKNOWN_TO_GNU = (b"rename ", b"copy ", b"GIT binary", b"Binary files", b"new file mode 12", b"deleted file mode 12")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a tool made of a tree, and what it said."""
+
+    applied: bool
+    tree: Contents
+    said: str
+    plan: Plan | None = None
+
+    def same_as(self, other: Outcome) -> bool:
+        return (self.applied, self.tree) == (other.applied, other.tree)
+
+    def errors(self) -> list[str]:
+        """Of ours: why files and hunks did not fit."""
+        if self.plan is None:
+            return [self.said]
+        found = [result.error for result in self.plan.results]
+        return [error for error in (*found, *(h.error for r in self.plan.results for h in r.hunks)) if error]
+
+
+def apply_ours(folder: Path, case: Case, text: bytes, *, fuzz: int = 0, partial: bool = False) -> Outcome:
+    """ApplyPatch; a dry run before it must say the same and change nothing."""
+    write_tree(folder, case.target)
+    before = read_tree(folder)
+
+    def run(dry_run: bool) -> Plan:
+        return apply_patch(
+            os.fsencode(folder),
+            text,
+            strip=case.flavour.strip,
+            dry_run=dry_run,
+            options=Options(reverse=case.reverse, fuzz=fuzz, partial=partial),
+            default_owner=lambda: (os.geteuid(), os.getegid()),
+        )
+
+    try:
+        rehearsal = run(dry_run=True)
+        assert read_tree(folder) == before, f"a dry run changed the tree: {case}"
+        plan = run(dry_run=False)
+        assert (rehearsal.fits, rehearsal.results) == (plan.fits, plan.results), f"a dry run said otherwise: {case}"
+    except OrchardError as error:
+        # Only what is no patch (diff quotes no name of a binary file), or leaves the folder, is an error.
+        allowed = {"PATCH_PATH_ESCAPES"} | ({"PATCH_MALFORMED"} if case.flavour.tool == "diff" else set())
+        assert error.reason in allowed, (case, error)
+        assert read_tree(folder) == before, f"refused, and yet something changed: {case}"
+        return Outcome(False, _taken(folder), str(error))
+    assert plan.fits or partial or read_tree(folder) == before, f"not all fits, and yet something changed: {case}"
+    return Outcome(plan.fits, _taken(folder), str(plan.results), plan)
+
+
+def apply_git(folder: Path, case: Case, text: bytes) -> Outcome:
+    argv = ["git", "apply", "--whitespace=nowarn", f"-p{case.flavour.strip}"]
+    argv += ["-R"] * case.reverse + ["--unidiff-zero"] * (not case.flavour.has_context)
+    return _by_tool(folder, case, [*argv, "-"], text)
+
+
+def apply_gnu(folder: Path, case: Case, text: bytes, fuzz: int) -> Outcome:
+    # Forced, that it takes no patch for one applied already; --binary, that it leaves line ends alone.
+    argv = ["patch", "-u", "-f", "--binary", "--no-backup-if-mismatch", "--reject-file=-", f"--fuzz={fuzz}"]
+    return _by_tool(folder, case, [*argv, f"-p{case.flavour.strip}", *["-R"] * case.reverse], text)
+
+
+def plain_sections(case: Case) -> list[bytes]:
+    """What GNU patch knows to read: of git's diffs the sections that change, make or remove one file with lines."""
+    sections = [b"diff " + section for section in (b"\n" + case.text).split(b"\ndiff ")[1:]] or [case.text]
+    whole = [section.removesuffix(b"\n") + b"\n" for section in sections]
+    if case.flavour.tool == "diff":
+        return whole
+    return [section for section in whole if b"\n@@ " in section and not _is_beyond_gnu(section)]
+
+
+def _is_beyond_gnu(section: bytes) -> bool:
+    return any(line.startswith(_UNKNOWN_TO_GNU) for line in section.split(b"\n"))
+
+
+def _by_tool(folder: Path, case: Case, argv: list[str], text: bytes) -> Outcome:
+    write_tree(folder, case.target)
+    done = subprocess.run(
+        argv,
+        cwd=folder,
+        input=text,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=ENVIRONMENT,
+        timeout=100,
+        umask=0o022,
+    )
+    # 2: GNU patch found no patch, or gave up half way.
+    assert done.returncode in {0, 1, 2, 128}, (case, done.stdout)
+    return Outcome(done.returncode == 0, _taken(folder), done.stdout.decode("utf-8", "backslashreplace"))
+
+
+def _taken(folder: Path) -> Contents:
+    tree = read_tree(folder)
+    shutil.rmtree(folder)
+    return tree

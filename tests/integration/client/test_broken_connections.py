@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import time
 from pathlib import Path
 
 import orchard
@@ -80,14 +79,12 @@ async def test_an_outage_within_the_budget_is_waited_out(
 async def test_a_long_outage_ends_as_unavailable(
     platform: PlatformProcess, asandbox: AsyncSandbox, proxy: Proxy
 ) -> None:
-    async with AsyncSandboxClient(proxy.endpoint, api_key=platform.api_key, retry_timeout=1.0) as client:
+    async with AsyncSandboxClient(proxy.endpoint, api_key=platform.api_key, retry_timeout=5.0) as client:
         sandbox = client.attach(asandbox.sandbox_id)
         await sandbox.exec("true")
         proxy.refuse(True)
-        begin = time.monotonic()
         with pytest.raises(orchard.SandboxUnavailable) as caught:
-            await sandbox.stat("/")
-        assert time.monotonic() - begin < 10
+            await asyncio.wait_for(sandbox.stat("/"), 110)
         assert caught.value.attempts > 1
 
 
@@ -113,12 +110,10 @@ async def test_calls_go_by_connections_that_work(
 
 
 async def test_nobody_there_fails_soon_and_says_what_to_do() -> None:
-    begin = time.monotonic()
-    async with AsyncSandboxClient("127.0.0.1:1", api_key="none") as client:
+    async with AsyncSandboxClient("127.0.0.1:1", api_key="none", retry_timeout=3600) as client:
         with pytest.raises(orchard.Unavailable, match="orchard up") as caught:
-            await client.version()
+            await asyncio.wait_for(client.version(), 110)
     assert caught.value.reason == "UNREACHABLE"
-    assert time.monotonic() - begin < 20
 
 
 async def test_a_create_that_was_never_sent_leaves_nothing_to_delete(caplog: pytest.LogCaptureFixture) -> None:
@@ -230,14 +225,15 @@ def test_a_gateway_killed_in_the_middle_of_a_command(platform: PlatformProcess, 
 
 
 def test_a_gateway_killed_before_the_result(platform: PlatformProcess, sandbox: Sandbox) -> None:
-    stream = sandbox.exec_stream("echo first; sleep 0.5; echo second", concurrent=True)
+    command = "echo first; until test -e /tmp/go-killed; do sleep 0.02; done; echo second"
+    stream = sandbox.exec_stream(command, concurrent=True)
     seen = ""
     for chunk in stream:
         seen += chunk.text
         if seen == "first\n":
-            pid = platform.kill_service("gateway")
+            platform.wait_ready("gateway", not_pid=platform.kill_service("gateway"))
+            sandbox.write_file("/tmp/go-killed", "")
     assert seen == "first\nsecond\n"
-    platform.wait_ready("gateway", not_pid=pid)
 
 
 @pytest.mark.parametrize("source", ["bytes", "file"])

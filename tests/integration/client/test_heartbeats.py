@@ -151,7 +151,7 @@ async def test_what_is_detached_is_renewed_until_the_client_is_closed(
         beats = lessor.beats["one"]
         other.keep_alive(other.attach("two"), heartbeat_timeout=4)
         await lessor.until(lambda: lessor.beats["two"] >= 3)
-    assert lessor.beats["one"] == beats
+    assert lessor.beats["one"] <= beats + 1  # one may have been under way
     assert "one" not in lessor.deleted
 
 

@@ -133,10 +133,13 @@ async def test_writes_that_are_asked_for_together_keep_their_order(asandbox: Asy
 
 async def test_what_is_written_after_a_write_that_was_cancelled_arrives(asandbox: AsyncSandbox) -> None:
     """Nobody knows how much of the first was taken; the second is not taken for a repeat of it."""
-    process = await asandbox.start("head -c 300000 >/dev/null; sleep 1; cat", stdin=True)
+    go_on = "/tmp/written-after-a-cancelled-write"
+    command = f"head -c 300000 >/dev/null; until test -e {go_on}; do sleep 0.02; done; cat"
+    process = await asandbox.start(command, stdin=True, concurrent=True)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):
             await process.write(bytes(MIB))
+    await asandbox.write_file(go_on, b"")
     await process.write(b"the second")
     await process.close_stdin()
     assert (await process.wait()).stdout_bytes.endswith(b"the second")

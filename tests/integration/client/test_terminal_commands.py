@@ -60,7 +60,7 @@ def test_keys_go_inside_one_by_one(terminal: Terminals, sandbox: Sandbox) -> Non
     window = shell(terminal, sandbox)
     assert not window.is_as_before, "keys are not kept until Enter"
     window.type(b"read -rsn2 keys; printf 'k''eys=%q\\n' \"$keys\"\r")
-    at = window.until(b"\n")
+    at = window.until(b"\n", window.until(READY))
     window.type(b"~")
     window.type(b"x")
     at = window.until(b"keys=\\~x\r\n", at)
@@ -72,7 +72,12 @@ def test_keys_go_inside_one_by_one(terminal: Terminals, sandbox: Sandbox) -> Non
     at = window.until(READY, at)
     window.type(b"sh -c 'kill -STOP $$'; echo st''opped\r")
     at = window.until(b"stopped\r\n", at)
-    window.type(b"kill %1; fg\r\x04")
+    at = window.until(READY, at)
+    window.type(b"kill %1; fg\r")
+    at = window.until(b"Terminated", at)
+    # Typed before the prompt it would be the end of nothing.
+    window.until(READY, at)
+    window.type(b"\x04")
     window.exit()
     assert window.is_as_before
 
@@ -106,7 +111,7 @@ def test_a_signal_ends_it_restores_the_terminal_and_ends_the_command(
     window.process.send_signal(number)
     assert window.exit() == 128 + number
     assert window.is_as_before
-    assert sandbox.exec(f"kill -0 $(cat {mark})").exit_code != 0
+    assert sandbox.exec(f"while kill -0 $(cat {mark}); do sleep 0.02; done", timeout=110).ok
 
 
 def test_it_can_be_paused(terminal: Terminals, sandbox: Sandbox) -> None:

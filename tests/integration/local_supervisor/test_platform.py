@@ -18,6 +18,7 @@ from services.local.supervisor import Platform, PlatformError, PlatformOptions
 from services.local.supervisor.children import Children
 from services.local.supervisor.output import Output
 from tests.support.platform import ROOT, SERVICES, PlatformProcess, identify, wait_until
+from tests.support.tls_stores import free_port
 
 
 def up(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -90,7 +91,10 @@ def test_only_the_gateway_listens_on_tcp_and_only_on_the_loopback(shared: Platfo
     listening: dict[str, set[str]] = {}
     for service in SERVICES:
         for entry in Path(f"/proc/{shared.service_pid(service)}/fd").iterdir():
-            target = str(entry.readlink())
+            try:
+                target = str(entry.readlink())
+            except FileNotFoundError:  # connections come and go
+                continue
             if target.startswith("socket:[") and target[8:-1] in inodes:
                 listening.setdefault(service, set()).add(inodes[target[8:-1]])
     port = int(shared.endpoint.rpartition(":")[2])
@@ -121,11 +125,11 @@ def test_a_later_start_keeps_data_key_and_profiles_and_can_speak_json(stopped: P
 
 
 def test_kill_9_of_the_supervisor_leaves_nothing_in_the_way(stopped: PlatformProcess) -> None:
+    stopped.listen = f"127.0.0.1:{free_port()}"
     stopped.start()
     run, endpoint = stopped.run, stopped.endpoint
     stopped.kill_supervisor()
     # At once, while its processes still end; on the same port.
-    stopped.listen = endpoint
     stopped.start()
     assert (stopped.run, stopped.endpoint) == (run, endpoint)
     # Now the node daemon, which would end the sandboxes, is killed before it can notice.
@@ -143,14 +147,20 @@ def test_kill_9_of_the_supervisor_leaves_nothing_in_the_way(stopped: PlatformPro
 
 
 def test_a_signal_during_the_start_stops_what_was_started(stopped: PlatformProcess) -> None:
-    ready = stopped.launch()
-    wait_until(lambda: "postgres  |" in stopped.output(), "PostgreSQL to start")
-    os.kill(stopped.pid, signal.SIGTERM)
-    assert stopped.wait_end() == 0
-    assert os.read(ready, 1) == b""
-    os.close(ready)
-    assert "all is up" not in stopped.output()
-    stopped.wait_nothing_left()
+    for _ in range(5):
+        said = len(stopped.output()) if (stopped.folder / "output.txt").exists() else 0
+        ready = stopped.launch()
+        wait_until(lambda said=said: "postgres  |" in stopped.output()[said:], "PostgreSQL to start")
+        os.kill(stopped.pid, signal.SIGTERM)
+        assert stopped.wait_end() == 0
+        was_up = os.read(ready, 1) != b""
+        os.close(ready)
+        assert ("all is up" in stopped.output()[said:]) == was_up
+        stopped.wait_nothing_left()
+        if not was_up:
+            break  # else the signal came when the start was over
+    else:
+        pytest.fail("every signal came when the start was over")
 
 
 def test_a_second_ctrl_c_hurries(stopped: PlatformProcess) -> None:
@@ -162,7 +172,8 @@ def test_a_second_ctrl_c_hurries(stopped: PlatformProcess) -> None:
     wait_until(lambda: "stopping gateway" in stopped.output(), "the stop to begin")
     assert "stopping scheduler" not in stopped.output()
     os.kill(stopped.pid, signal.SIGINT)
-    wait_until(lambda: "stopping scheduler" in stopped.output(), "the gateway to be killed", seconds=5)
+    # Unhurried it would be given 15 s.
+    wait_until(lambda: "stopping scheduler" in stopped.output(), "the gateway to be killed", seconds=12)
     assert stopped.wait_end() == 0
     stopped.wait_nothing_left()
 

@@ -19,6 +19,7 @@ import pytest
 from orchard.exec.v1 import exec_pb2, exec_service_pb2, file_service_pb2, port_service_pb2
 from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
 
+from services.common.peer_status import peer_status
 from tests.support.attached import Attached
 from tests.support.wire import Wire, fields_of, reason_of, seconds
 
@@ -132,10 +133,11 @@ async def test_a_timeout_ends_the_whole_tree_and_nothing_else(subject: Subject) 
     reply = await subject.wire.run(sandbox, tree, timeout=seconds(1), wait=60)
     assert reply.exec.result.ended == exec_pb2.EXEC_END_TIMED_OUT
     # The pattern does not match itself.
-    found = await subject.wire.output(
-        sandbox, "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep '9876[0-9]'"
-    )
-    assert found.split() == [b"98761"]
+    look = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep '9876[0-9]'"
+    # The end is told after a bounded time, also where a busy machine has not caught the last of them by then.
+    async with asyncio.timeout(BACKSTOP):
+        while (found := (await subject.wire.output(sandbox, look)).split()) != [b"98761"]:
+            assert b"98761" in found
     await subject.wire.delete(sandbox)
 
 
@@ -170,7 +172,7 @@ async def test_a_terminal_is_one(subject: Subject) -> None:
         await shell.until(b"ready> ")
         await shell.write(b"echo $(stty size) $TERM $(tty)\n")
         await shell.until(b"31 99 vt100 /dev/pts/")
-        await shell.write(b"echo slee''ping; sleep 98766; echo code=$?\n")
+        await shell.write(b"sh -c 'echo slee\"\"ping; exec sleep 98766'\n")
         await shell.until(b"sleeping\r\n")
         await shell.write(b"\x03")
         await shell.until(b"ready> ", after=shell.output.index(b"sleeping\r\n"))
@@ -258,8 +260,9 @@ async def _exchange(wire: Wire, sandbox: str, port: int, data: bytes) -> bytes:
 
     call = wire.ports.ForwardPort(metadata=wire.metadata, timeout=BACKSTOP)
     start = port_service_pb2.ForwardPortStart(port=port)
-    await call.write(port_service_pb2.ForwardPortRequest(sandbox_id=sandbox, start=start))
-    assert (await call.read()).WhichOneof("event") == "opened"
+    with peer_status(call):
+        await call.write(port_service_pb2.ForwardPortRequest(sandbox_id=sandbox, start=start))
+        assert (await call.read()).WhichOneof("event") == "opened"
     sending = asyncio.ensure_future(send())
     received = bytearray()
     while (response := await call.read()) is not grpc.aio.EOF:

@@ -10,7 +10,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_a_sandbox_is_made_used_and_removed_without_a_trace(shared: NodeProcess) -> None:
-    mounts = Path("/proc/self/mounts").read_text()
     box = await shared.box(env={"GREETING": "hi"}, working_directory="/tmp")
     assert (await box.ok("echo $GREETING; pwd; id -u")).split() == ["hi", "/tmp", "0"]
     await box.ok("mkdir -p a/b/c && chmod 000 a/b a && echo x > /tmp/y")
@@ -21,7 +20,9 @@ async def test_a_sandbox_is_made_used_and_removed_without_a_trace(shared: NodePr
     assert not (shared.run / "a" / box.uid).exists()
     assert not list((shared.data / "node" / "journal").glob(f"{box.uid}*"))
     assert not list(Path("/sys/fs/cgroup").glob(f"*/*/{box.uid}"))
-    assert Path("/proc/self/mounts").read_text() == mounts
+    # Others of the machine's come and go with tests that run beside this one.
+    mounts = Path("/proc/self/mounts").read_text()
+    assert not [line for line in mounts.splitlines() if box.uid in line or str(shared.data) in line]
     assert box.uid not in await shared.snapshot()
     await shared.delete(box.uid)  # one that is not there is no error
 

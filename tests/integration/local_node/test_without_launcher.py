@@ -45,7 +45,10 @@ async def test_commands_run_and_whole_trees_are_ended(without: NodeProcess) -> N
         while (await box.run(SLEEPERS, concurrent=True)).output.strip() != "3":
             await asyncio.sleep(0.01)
     assert (await execs.cancel("tree")).ended == exec_pb2.EXEC_END_KILLED
-    assert (await box.run(SLEEPERS)).output.strip() == "0"
+    # The end is told after a bounded time, also where a busy machine has not caught the last of them by then.
+    async with asyncio.timeout(PATIENCE):
+        while (await box.run(SLEEPERS)).output.strip() != "0":
+            await asyncio.sleep(0.01)
 
 
 async def test_kill_everything_inside_leaves_a_working_sandbox(without: NodeProcess) -> None:
@@ -65,8 +68,9 @@ async def test_the_first_process_reaps_and_lets_nobody_look_into_it(without: Nod
     await box.ok(ORPHANS)
     assert (await box.ok(LOOK)) == ""
     await box.run("kill -TERM 1; kill -INT 1; kill -KILL 1; kill -STOP 1")
-    states = await box.ok("cat /proc/[0-9]*/stat 2>/dev/null | sed 's/.*) //' | cut -c1 | sort -u")
-    assert "Z" not in states.split()
+    async with asyncio.timeout(PATIENCE):
+        while "Z" in (await box.ok("cat /proc/[0-9]*/stat 2>/dev/null | sed 's/.*) //' | cut -c1 | sort -u")).split():
+            await asyncio.sleep(0.01)
     assert (await box.ok("cat /proc/1/cmdline | tr '\\0' ' '")).split()[1] == "init"
 
 

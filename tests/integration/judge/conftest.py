@@ -28,6 +28,7 @@ from orchard.judge.v1 import judge_service_pb2 as pb
 from orchard.trajectory.v1 import trajectory_pb2
 
 from services.common.db import migrate
+from services.common.peer_status import peer_status
 from services.common.tokens import PRINCIPAL_KEY, Principal, Signer
 from services.judge.__main__ import MIGRATIONS
 from services.judge.store.tables import SCHEMA
@@ -157,19 +158,23 @@ class Calls:
             for part in parts:
                 yield part
 
-        return (await self.Judge(requests())).verdict
+        call = self.Judge(requests())
+        with peer_status(call):
+            return (await call).verdict
 
     async def batch(
         self, batch_id: str, items: dict[str, dict[str, Any]], **start: Any
     ) -> tuple[dict[str, judge_pb2.Verdict], list[pb.BatchProgress]]:
         verdicts: dict[str, judge_pb2.Verdict] = {}
         progress = []
-        async for response in self.JudgeBatch(batch_requests(batch_id, items, **start)):
-            if response.HasField("progress"):
-                progress.append(response.progress)
-            else:
-                assert response.verdict.item_id not in verdicts
-                verdicts[response.verdict.item_id] = response.verdict.verdict
+        call = self.JudgeBatch(batch_requests(batch_id, items, **start))
+        with peer_status(call):
+            async for response in call:
+                if response.HasField("progress"):
+                    progress.append(response.progress)
+                else:
+                    assert response.verdict.item_id not in verdicts
+                    verdicts[response.verdict.item_id] = response.verdict.verdict
         return verdicts, progress
 
 

@@ -13,6 +13,7 @@ from orchard.judge.v1 import judge_pb2
 from orchard.judge.v1 import judge_service_pb2 as pb
 from orchard.trajectory.v1 import trajectory_pb2
 
+from services.common.peer_status import peer_status
 from services.judge.rubrics import SOFTWARE_ENGINEERING
 from tests.integration.judge.conftest import STEPS, Calls, ServiceProcess, batch_requests, image, step
 from tests.support.judge_server import JudgeServer
@@ -255,7 +256,8 @@ async def test_batches_keep_their_items_apart(calls: Calls) -> None:
             yield request
 
     async def all_of(stream: Any) -> list[Any]:
-        return [response async for response in stream]
+        with peer_status(stream):
+            return [response async for response in stream]
 
     await fails(all_of(calls.JudgeBatch(cut_short())), grpc.StatusCode.INVALID_ARGUMENT, "'one'")
 

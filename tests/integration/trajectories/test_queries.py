@@ -10,6 +10,7 @@ import pytest
 from orchard.trajectory.v1 import trajectory_pb2
 from orchard.trajectory.v1 import trajectory_service_pb2 as pb
 
+from services.common.peer_status import peer_status
 from tests.integration.trajectories.conftest import Calls, step, steps
 from tests.integration.trajectories.test_lifecycle import fails
 

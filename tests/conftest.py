@@ -1,14 +1,14 @@
 import signal
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # A runner in the background may have us ignore Ctrl-C, and so would every program that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says how busy the machine is, and no test asks for that.
-settings.register_profile("orchard", deadline=None)
+# How long an example takes, or its making, says how busy the machine is, and no test asks for that.
+settings.register_profile("orchard", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("orchard")
 
 # Folders whose tests share what a machine has once: a container engine's bridge, the users that tests make.

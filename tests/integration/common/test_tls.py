@@ -1,6 +1,7 @@
 """TLS of our servers and channels over real gRPC: who is refused, and what happens when files are replaced."""
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from collections.abc import AsyncIterator
@@ -90,7 +91,9 @@ async def shown_serial(address: str) -> int:
     context.set_alpn_protocols(["h2"])
     _reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
     certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-    writer.close()
+    writer.transport.abort()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
     return x509.load_der_x509_certificate(certificate).serial_number
 
 

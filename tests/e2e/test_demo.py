@@ -43,7 +43,7 @@ def test_every_verdict_is_the_expected_one_and_nothing_is_left(tmp_path: Path) -
     assert {one["task"] for one in verdicts} == set(TASKS)
     assert {one["verdict"] for one in verdicts} == {"resolved", "unresolved", "patch_failed"}
     assert all(one["verdict"] == one["expected"] for one in verdicts)
-    assert processes_naming(str(tmp_path)) == []
+    wait_until(lambda: processes_naming(str(tmp_path)) == [], "its processes to end")
     assert list(tmp_path.glob("orchard-demo-*")) == []
     assert str(folder) in done.stderr
     check_data_sets(folder, verdicts)
@@ -104,7 +104,7 @@ def test_ctrl_c_among_its_sandboxes_leaves_nothing(tmp_path: Path, presses: int)
         process.kill()
         process.wait()
     platform.wait_nothing_left()
-    assert processes_naming(str(tmp_path)) == []
+    wait_until(lambda: processes_naming(str(tmp_path)) == [], "its processes to end")
     assert list(tmp_path.glob("orchard-demo-*")) == []
     assert "Traceback" not in said.read_text()
 

@@ -56,7 +56,7 @@ async def run_once(sandbox: orchard.AsyncSandbox) -> None:
 
 async def kill(platform: PlatformProcess, service: str) -> None:
     killed = platform.kill_service(service)
-    await asyncio.to_thread(platform.wait_ready, service, not_pid=killed, seconds=60)
+    await asyncio.to_thread(platform.wait_ready, service, not_pid=killed)
 
 
 @pytest.mark.chaos

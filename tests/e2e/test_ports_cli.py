@@ -71,6 +71,20 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
+def told_by(process: subprocess.Popen[str]) -> str:
+    """The next line of what it says beside its output."""
+    assert process.stderr is not None
+    return process.stderr.readline().strip()
+
+
+def rest_after_ctrl_c(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What is still to be read of its output, and of what it says beside that, once it has ended."""
+    assert process.stdout is not None and process.stderr is not None
+    process.send_signal(signal.SIGINT)
+    process.wait(BACKSTOP)
+    return process.stdout.read(), process.stderr.read()
+
+
 def get(url: str) -> bytes:
     with urllib.request.urlopen(url, timeout=BACKSTOP) as response:
         return bytes(response.read())
@@ -82,28 +96,26 @@ def test_ports_until_ctrl_c(start: Start, sandbox: orchard.Sandbox) -> None:
     addresses = [line.removesuffix(f" -> {port}") for line, port in zip(lines, (80, 81), strict=True)]
     assert all(address.startswith("127.0.0.1:") for address in addresses), lines
     assert get(f"http://{addresses[0]}/hello") == b"/hello"
+    assert told_by(process) == "connection 1 to 80: opened"
+    assert told_by(process).startswith("connection 1 to 80: ended, ")
     with pytest.raises((urllib.error.URLError, ConnectionError)):
         get(f"http://{addresses[1]}/")
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=BACKSTOP)
-    assert (process.returncode, out) == (130, "")
-    told = err.splitlines()
-    assert told[0] == "connection 1 to 80: opened"
-    assert told[1].startswith("connection 1 to 80: ended, ")
-    assert told[2].startswith("connection 1 to 81: broken: nothing listens on port 81") and "[PORT_REFUSED]" in told[2]
-    assert len(told) == 3
+    told = told_by(process)
+    assert told.startswith("connection 1 to 81: broken: nothing listens on port 81") and "[PORT_REFUSED]" in told
+    assert rest_after_ctrl_c(process) == ("", "")
+    assert process.returncode == 130
 
 
 def test_failures_are_told_once_without_being_asked(start: Start, sandbox: orchard.Sandbox) -> None:
     process = start("forward", sandbox.sandbox_id, ":81", "--json")
     (address,) = json.loads(line_of(process))
     assert (address["host"], address["sandbox_port"]) == ("127.0.0.1", 81)
-    for _ in range(2):
+    for number in range(2):
         with pytest.raises((urllib.error.URLError, ConnectionError)):
             get(f"http://127.0.0.1:{address['port']}/")
-    process.send_signal(signal.SIGINT)
-    _out, err = process.communicate(timeout=BACKSTOP)
-    assert len(err.splitlines()) == 1 and "nothing listens on port 81" in err
+        if number == 0:
+            assert "nothing listens on port 81" in told_by(process)
+    assert rest_after_ctrl_c(process)[1] == ""
 
 
 def test_a_local_port_that_is_taken_is_named(start: Start, sandbox: orchard.Sandbox) -> None:

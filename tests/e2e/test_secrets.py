@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import os
 import secrets
 import signal
 import subprocess
@@ -44,9 +45,12 @@ def everywhere(platform: PlatformProcess, text: str) -> set[str]:
     sought = text.encode()
     found = set()
     for place in (platform.folder, platform.run):
-        for path in place.rglob("*"):
-            if path.is_file() and sought in path.read_bytes():
-                found.add(str(path.relative_to(place)))
+        # Not rglob: sandboxes that are made ahead come and go meanwhile, and so do files of the stores.
+        for folder, _, names in os.walk(place):
+            for path in (Path(folder, name) for name in names):
+                with contextlib.suppress(FileNotFoundError):
+                    if path.is_file() and sought in path.read_bytes():
+                        found.add(str(path.relative_to(place)))
     dump = [postgres_folder() / "pg_dumpall", "--host", platform.run / "pg", "--username", "orchard"]
     if sought in subprocess.run([*dump, "--database", "postgres"], check=True, capture_output=True).stdout:
         found.add("database")
@@ -54,10 +58,11 @@ def everywhere(platform: PlatformProcess, text: str) -> set[str]:
         for name in ("cmdline", "environ"):
             try:
                 told = Path(f"/proc/{process.pid}/{name}").read_bytes()
+                program = Path(f"/proc/{process.pid}/comm").read_text().strip()
             except OSError:
                 continue  # gone, or of a sandbox and not dumpable
             if sought in told:
-                found.add(f"{name} of {Path(f'/proc/{process.pid}/comm').read_text().strip()}")
+                found.add(f"{name} of {program}")
     return found
 
 

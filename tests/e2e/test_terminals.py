@@ -37,7 +37,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProce
 
 def kill_gateway(platform: PlatformProcess) -> None:
     killed = platform.kill_service("gateway")
-    platform.wait_ready("gateway", not_pid=killed, seconds=60)
+    platform.wait_ready("gateway", not_pid=killed)
 
 
 def test_a_shell_outlives_the_gateway(platform: PlatformProcess) -> None:

@@ -10,7 +10,7 @@ import pytest
 from pytest import approx
 
 from tests.e2e.test_demo import environment_in
-from tests.support.platform import ROOT, processes_naming
+from tests.support.platform import ROOT, processes_naming, wait_until
 
 EXAMPLE = ROOT / "examples/rewards"
 ORCHARD = str(Path(sys.executable).parent / "orchard")
@@ -43,7 +43,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, Path]]
         folder = tmp_path_factory.mktemp(name)
         done = run_on_own_platform(folder, *command, str(folder / "made"), ORCHARD_JUDGES_FILE=judges)
         assert done.returncode == 0, done.stderr + done.stdout
-        assert not processes_naming(str(folder)), "the platform is still there"
+        wait_until(lambda folder=folder: not processes_naming(str(folder)), "the platform to be gone")
         found[name] = (done.stdout, folder / "made")
     return found
 
@@ -116,7 +116,7 @@ def test_a_program_on_a_platform_of_its_own(tmp_path: Path) -> None:
     program = "import orchard, sys; c = orchard.SandboxClient(); print(len(list(c.list()))); c.close(); sys.exit(7)"
     done = run_on_own_platform(tmp_path, sys.executable, "-c", program)
     assert (done.returncode, done.stdout) == (7, "0\n"), done.stderr
-    assert not processes_naming(str(tmp_path))
+    wait_until(lambda: not processes_naming(str(tmp_path)), "the platform to be gone")
     missing = run_on_own_platform(tmp_path, str(tmp_path / "no-such-program"))
     assert missing.returncode == 127
     assert "no-such-program: No such file or directory" in " ".join(missing.stderr.split())

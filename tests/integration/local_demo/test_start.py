@@ -9,7 +9,7 @@ from rich.console import Console
 
 from services.local.demo import own_platform
 from services.local.demo.interrupts import Interrupts
-from tests.support.platform import processes_naming
+from tests.support.platform import processes_naming, wait_until
 
 QUIET = Console(stderr=True, quiet=True)
 
@@ -25,7 +25,7 @@ def test_a_platform_that_is_not_up_in_time_is_stopped_and_told_of(
         own_platform.own_platform(interrupts, QUIET),
     ):
         pytest.fail("it cannot have started")
-    assert processes_naming(str(tmp_path)) == []
+    wait_until(lambda: processes_naming(str(tmp_path)) == [], "its processes to end")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -47,5 +47,5 @@ def test_a_signal_while_the_platform_starts_stops_it(
             pytest.fail("it cannot have started")
         assert interrupts.exit_code == 128 + number
     assert signal.signal(number, former) is signal.SIG_DFL
-    assert processes_naming(str(tmp_path)) == []
+    wait_until(lambda: processes_naming(str(tmp_path)) == [], "its processes to end")
     assert list(tmp_path.iterdir()) == []

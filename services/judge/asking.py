@@ -47,6 +47,11 @@ class Kept:
     latency_seconds: float
 
 
+def vote_of(kept: Kept, reading: Reading) -> Vote:
+    """The vote of a judge whose first answer could be read."""
+    return Vote(kept.place.judge, kept.model, reading, (kept.sha256,), kept.usage, kept.latency_seconds)
+
+
 class Journal(Protocol):
     """What was received for one question."""
 

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from services.common.backoff import Backoff
 from services.common.errors import NotFoundError, UnavailableError
@@ -15,9 +15,10 @@ from services.common.logs import get_logger
 from services.common.objects import ObjectNotFoundError, ObjectStore
 from services.judge.asking import Kept, Place
 from services.judge.backends.base import Reply
-from services.judge.model import Image, Usage
+from services.judge.model import Image, Usage, Verdict
 from services.judge.prompting.prompts import Prompt
-from services.judge.store.calls import CallStore, Owner
+from services.judge.store.calls import Call, CallStore, Owner
+from services.judge.store.endings import Ending, EndingStore
 from services.judge.store.texts import TextStore, WaitingText
 from services.judge.texts import plain
 
@@ -167,12 +168,24 @@ def _name(tenant: str, sha256: str) -> str:
     return f"answers/{tenant}/{sha256}"
 
 
+class Closing(NamedTuple):
+    """Ends a question with its answer, where that is its only one: both are durable at once, by one write.
+
+    Attributes:
+        ending_of: reads an answer with its prompt; None where that does not end the question.
+    """
+
+    endings: EndingStore
+    ending_of: Callable[[Prompt, Kept, str], Ending | None]
+
+
 class QuestionJournal:
     """The journal of one question; see asking.Journal.
 
     Args:
         kept: what it has already.
         sure: raises where nothing more may be asked.
+        closing: of a question that one answer may end.
     """
 
     def __init__(  # noqa: PLR0917
@@ -184,6 +197,7 @@ class QuestionJournal:
         models: Mapping[str, str],
         clock: Callable[[], datetime],
         sure: Callable[[], Awaitable[None]] = _always,
+        closing: Closing | None = None,
     ) -> None:
         self._kept = kept
         self._store = store
@@ -192,6 +206,9 @@ class QuestionJournal:
         self._models = models
         self._clock = clock
         self._sure = sure
+        self._closing = closing
+        self.verdict: Verdict | None = None
+        """That was stored with the answer that it comes from."""
 
     async def kept(self) -> Sequence[Kept]:
         """See Journal."""
@@ -208,19 +225,42 @@ class QuestionJournal:
 
     async def answered(self, place: Place, prompt: Prompt, reply: Reply, usage: Usage, latency: float) -> Kept:
         """See Journal."""
-        return await self._answers.kept(lambda: self._answered(place, prompt, reply, usage, latency))
-
-    async def _answered(self, place: Place, prompt: Prompt, reply: Reply, usage: Usage, latency: float) -> Kept:
         body = reply.text.encode(errors="replace")
         sha256 = hashlib.sha256(body).hexdigest()
         kept = Kept(place, prompt.ticket, sha256, reply.finish, reply.words[:1000], reply.model, usage, latency)
-        text = reply.text if self._answers.may_wait(reply.text, body) else None
-        if text is None:
-            await self._answers.put(self._owner.tenant, sha256, body)
-        await self._store.called(self._of(place), usage, self._clock().date(), kept, text)
-        if text is not None:
+        ending = self._ending(prompt, kept, reply.text)
+        return await self._answers.kept(lambda: self._answered(kept, reply.text, body, ending))
+
+    def _ending(self, prompt: Prompt, kept: Kept, text: str) -> Ending | None:
+        try:
+            return self._closing.ending_of(prompt, kept, text) if self._closing else None
+        except Exception as error:  # noqa: BLE001 (first the answer is kept, then whoever reads it again is told)
+            _log.error("an answer could not be read before it was kept", exc_info=error)
+            return None
+
+    async def _answered(self, kept: Kept, text: str, body: bytes, ending: Ending | None) -> Kept:
+        waiting = text if self._answers.may_wait(text, body) else None
+        if waiting is None:
+            await self._answers.put(self._owner.tenant, kept.sha256, body)
+        call = Call(self._of(kept.place), kept.usage, self._clock().date(), kept, waiting)
+        if ending is None or not await self._ended(replace(ending, call=call)):
+            await self._store.called(call.owner, call.usage, call.day, kept, waiting)
+        if waiting is not None:
             self._answers.waits()
         return kept
+
+    async def _ended(self, ending: Ending) -> bool:
+        """Whether answer and verdict are stored together; not, where the database takes no such verdict."""
+        assert self._closing is not None  # noqa: S101 (for the type checker)
+        try:
+            await self._closing.endings.add(ending)
+        except UnavailableError:
+            raise
+        except Exception as error:  # noqa: BLE001 (the answer was paid for: it is kept alone)
+            _log.error("a verdict could not be stored", exc_info=error)
+            return False
+        self.verdict = ending.verdict
+        return True
 
     async def failed(self, place: Place, usage: Usage) -> None:
         """See Journal."""

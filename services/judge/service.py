@@ -16,12 +16,13 @@ from orchard.rewards.claw_eval import task_score
 from orchard.rewards.scores import Excluded
 
 from services.common.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from services.judge.asking import Asker, Kept
+from services.judge.answers.reading import read_answer
+from services.judge.asking import Asker, Kept, vote_of
 from services.judge.backends.endpoint import Endpoint
 from services.judge.backends.limits import Meter
 from services.judge.building import Prompts, worked_out
 from services.judge.endings import whole
-from services.judge.journal import Answers, QuestionJournal
+from services.judge.journal import Answers, Closing, QuestionJournal
 from services.judge.model import (
     NOTHING,
     Cut,
@@ -36,7 +37,7 @@ from services.judge.model import (
     actions_of,
     attempts_json,
 )
-from services.judge.prompting.prompts import VERSIONS, shown_images
+from services.judge.prompting.prompts import VERSIONS, Prompt, shown_images
 from services.judge.requests import Prepared, Request, lacks_evidence, parameters_of, question_key
 from services.judge.rubric_shelf import RubricShelf
 from services.judge.rubrics import Rubric
@@ -256,8 +257,11 @@ class Judging:
         if missing := lacks_evidence(question):
             reading = Reading(Excluded(Reason.NO_EVIDENCE), missing)
         else:
-            asker = await self._asker(tenant, run, prepared, prompts, errand, known.answers, sure)
+            journal = await self._journal(tenant, run, prepared, errand, known.answers, sure, started)
+            asker = self._asker(tenant, run, prepared, prompts, errand, journal)
             votes = await asker.votes()
+            if journal.verdict is not None:
+                return journal.verdict
             reading, settled, cuts = _together(prepared, votes), asker.settled, (await prompts.of())[1].cuts
         verdict = self._verdict(prepared, reading, votes, cuts, time.monotonic() - started)
         comes_again = not prepared.fresh or bool(errand.origin.batch_id) or verdict.is_unpaid
@@ -265,23 +269,40 @@ class Judging:
         await whole(self._endings.add(Ending(tenant, run, prepared.key, verdict, kept, errand.origin)))
         return verdict
 
-    async def _asker(  # noqa: PLR0917
+    async def _journal(  # noqa: PLR0917
         self,
         tenant: str,
         run: str,
         prepared: Prepared,
-        prompts: Prompts,
         errand: Errand,
         kept: Sequence[Kept],
         sure: Callable[[], Awaitable[None]],
-    ) -> Asker:
+        started: float,
+    ) -> QuestionJournal:
         question = prepared.question
         for sha256 in dict.fromkeys(shown_images(question)):
             await self._answers.put_image(tenant, question.images[sha256])
         rubric = question.rubric.name if question.rubric else question.kind.name.lower()
         models = {endpoint.settings.name: endpoint.settings.model for endpoint in prepared.endpoints}
         owner = Owner(tenant, run, "", "", rubric, errand.origin.batch_id)
-        journal = QuestionJournal(kept, self._calls, self._answers, owner, models, self._clock, sure)
+
+        def ending_of(prompt: Prompt, answer: Kept, text: str) -> Ending | None:
+            # What earlier tries took is part of the verdict too, and an answer that ends nothing is asked for again.
+            reading = read_answer(question, prompt, text, answer.finish, answer.words)
+            if answer.place.attempt or isinstance(reading.score, Excluded):
+                return None
+            vote = vote_of(answer, reading)
+            reading, latency = _together(prepared, [vote]), time.monotonic() - started
+            verdict = self._verdict(prepared, reading, [vote], prompt.cuts, latency)
+            return Ending(tenant, run, prepared.key, verdict, None, errand.origin)
+
+        single = len(prepared.endpoints) == prepared.parameters.votes == 1 and question.kind is not Kind.PAIRWISE
+        closing = Closing(self._endings, ending_of) if single and not kept else None
+        return QuestionJournal(kept, self._calls, self._answers, owner, models, self._clock, sure, closing)
+
+    def _asker(  # noqa: PLR0917
+        self, tenant: str, run: str, prepared: Prepared, prompts: Prompts, errand: Errand, journal: QuestionJournal
+    ) -> Asker:
         meters = [*errand.meters, Meter(prepared.budget)]
         return Asker(prompts, f"{tenant}/{run}", prepared.parameters, prepared.endpoints, meters, journal)
 

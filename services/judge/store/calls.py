@@ -37,8 +37,13 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
-    """One that is to be written. `kept`: None where it gave no answer."""
+class Call:
+    """One that is to be counted.
+
+    Attributes:
+        kept: its answer; None where it gave none.
+        text: of the answer, where that is still to be moved to the object store.
+    """
 
     owner: Owner
     usage: Usage
@@ -47,7 +52,7 @@ class _Call:
     text: str | None
 
     def row(self) -> dict[str, Any]:
-        """As _WRITE has it."""
+        """As the columns of `given` have it."""
         owner, usage, kept = self.owner, self.usage, self.kept
         row = {name: getattr(owner, name) for name in ("tenant", "run", "judge", "rubric", "batch_id")}
         row |= {name: getattr(usage, name) for name in SUMS}
@@ -79,7 +84,7 @@ class CallStore:
         Raises:
             UnavailableError: the database does not answer.
         """
-        await self._lane.do(_Call(owner, usage, day, kept, text))
+        await self._lane.do(Call(owner, usage, day, kept, text))
 
     async def usage(self, tenant: str, first: date, before: date, most: int) -> list[tuple[str, str, str, Usage]]:
         """Sums by judge, model and rubric over days."""
@@ -91,7 +96,7 @@ class CallStore:
             return [(row["judge"], row["model"], row["rubric"], usage_of(row)) for row in rows.mappings()]
 
 
-async def _write(connection: Connection, calls: Sequence[_Call]) -> list[None]:
+async def _write(connection: Connection, calls: Sequence[Call]) -> list[None]:
     answered = {(call.owner.tenant, call.owner.run, call.kept.place): call for call in calls if call.kept is not None}
     rows = [call.row() for call in (*answered.values(), *(call for call in calls if call.kept is None))]
     await connection.execute(_WRITE, [recordset(rows)])
@@ -100,28 +105,30 @@ async def _write(connection: Connection, calls: Sequence[_Call]) -> list[None]:
 
 _NAMES: Final = ", ".join(column.name for column in ANSWERS.c)
 _ADDED: Final = ", ".join(f"sum({name}) AS {name}" for name in SUMS)
-# An answer that is there already was counted with it. In one order everywhere: replicas that count in the same rows
-# wait for each other, never in a circle.
-_WRITE: Final = f"""
-WITH given AS (
-    SELECT * FROM json_to_recordset(%s::json) AS g(
-        answered boolean, tenant text, run text, judge text, asked_model text, rubric text, batch_id text, day date,
-        calls bigint, failed_calls bigint, prompt_tokens bigint, completion_tokens bigint, cached_tokens bigint,
-        cost_usd float8, vote integer, swapped boolean, attempt integer, ticket text, sha256 text, finish text,
-        words text, model text, latency_seconds float8, text text
-    )
-), stored AS (
-    INSERT INTO judge.answers ({_NAMES}) SELECT {_NAMES} FROM given WHERE answered
-    ON CONFLICT DO NOTHING RETURNING tenant, run, judge, vote, swapped, attempt
-), waiting AS (
+COUNTED_COLUMNS: Final = """judge text, asked_model text, rubric text, day date, calls bigint, failed_calls bigint,
+        prompt_tokens bigint, completion_tokens bigint, cached_tokens bigint, cost_usd float8, sha256 text, text text"""
+"""Columns of `given` that a call is counted by, and its text is kept with."""
+WAITING: Final = """waiting AS (
     INSERT INTO judge.waiting_texts (tenant, sha256, text)
     SELECT DISTINCT ON (tenant, sha256) tenant, sha256, text FROM given WHERE text IS NOT NULL
     ORDER BY tenant, sha256 ON CONFLICT DO NOTHING
-), counted AS (
-    SELECT given.* FROM given LEFT JOIN stored USING (tenant, run, judge, vote, swapped, attempt)
-    WHERE NOT answered OR stored.tenant IS NOT NULL
-), sums AS (
-    SELECT tenant, batch_id, {_ADDED} FROM counted WHERE batch_id <> '' GROUP BY tenant, batch_id
+)"""
+"""The texts of `given`."""
+ADD_USAGE: Final = f"""
+INSERT INTO judge.usage AS total (tenant, day, judge, model, rubric, {", ".join(SUMS)})
+SELECT tenant, day, judge, asked_model, rubric, {_ADDED} FROM counted
+GROUP BY tenant, day, judge, asked_model, rubric ORDER BY tenant, day, judge, asked_model, rubric
+ON CONFLICT (tenant, day, judge, model, rubric)
+DO UPDATE SET {", ".join(f"{name} = total.{name} + excluded.{name}" for name in SUMS)}
+"""  # noqa: S608 (names of our own, here and below)
+"""What the calls of `counted` took, by judge and day."""
+
+
+def add_to_batches(after: str = "") -> str:
+    """What the calls of `counted` took, by batch; once the part of the statement that is called `after` is done."""
+    done = f" AND (SELECT count(*) FROM {after}) >= 0" if after else ""  # noqa: S608
+    return f"""sums AS (
+    SELECT tenant, batch_id, {_ADDED} FROM counted WHERE batch_id <> ''{done} GROUP BY tenant, batch_id
 ), held AS (
     SELECT tenant, batch_id FROM judge.batches JOIN sums USING (tenant, batch_id)
     ORDER BY tenant, batch_id FOR NO KEY UPDATE OF batches
@@ -129,13 +136,26 @@ WITH given AS (
     UPDATE judge.batches SET {", ".join(f"{name} = batches.{name} + sums.{name}" for name in SUMS)}
     FROM sums JOIN held USING (tenant, batch_id)
     WHERE (batches.tenant, batches.batch_id) = (sums.tenant, sums.batch_id)
-)
-INSERT INTO judge.usage AS total (tenant, day, judge, model, rubric, {", ".join(SUMS)})
-SELECT tenant, day, judge, asked_model, rubric, {_ADDED} FROM counted
-GROUP BY tenant, day, judge, asked_model, rubric ORDER BY tenant, day, judge, asked_model, rubric
-ON CONFLICT (tenant, day, judge, model, rubric)
-DO UPDATE SET {", ".join(f"{name} = total.{name} + excluded.{name}" for name in SUMS)}
-"""  # noqa: S608 (names of our own)
+)"""  # noqa: S608
+
+
+# An answer that is there already was counted with it. In one order everywhere, here and in endings.py (usage, batches,
+# texts): whoever counts in the same rows waits for the other, never in a circle.
+_WRITE: Final = f"""
+WITH given AS (
+    SELECT * FROM json_to_recordset(%s::json) AS g(
+        answered boolean, tenant text, run text, batch_id text, vote integer, swapped boolean, attempt integer,
+        ticket text, finish text, words text, model text, latency_seconds float8,
+        {COUNTED_COLUMNS}
+    )
+), stored AS (
+    INSERT INTO judge.answers ({_NAMES}) SELECT {_NAMES} FROM given WHERE answered
+    ON CONFLICT DO NOTHING RETURNING tenant, run, judge, vote, swapped, attempt
+), {WAITING}, counted AS (
+    SELECT given.* FROM given LEFT JOIN stored USING (tenant, run, judge, vote, swapped, attempt)
+    WHERE NOT answered OR stored.tenant IS NOT NULL
+), {add_to_batches()}
+{ADD_USAGE}"""  # noqa: S608
 
 
 def usage_of(row: Mapping[Any, Any]) -> Usage:

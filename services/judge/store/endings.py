@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from services.judge.codec import state_of, verdict_json
 from services.judge.model import Verdict
+from services.judge.store.calls import ADD_USAGE, COUNTED_COLUMNS, WAITING, Call, add_to_batches
 from services.judge.store.claims import Origin
 from services.judge.store.lanes import Connection, Lane, Lines, recordset
 
@@ -24,6 +25,8 @@ class Ending:
         question_key: what its verdict is found by.
         settled: of the answers that it comes from the journal keeps these, None for all.
         origin: the request or item that has its verdict now.
+        call: the one whose answer it comes from, where that was not kept before: it is counted, and its text kept, with
+            the verdict.
     """
 
     tenant: str
@@ -32,6 +35,7 @@ class Ending:
     verdict: Verdict
     settled: Collection[Settled] | None
     origin: Origin
+    call: Call | None = None
 
 
 class EndingStore:
@@ -48,7 +52,8 @@ class EndingStore:
         """Store an ending; a verdict that is cached is there already. It is durable on return.
 
         A request keeps its first verdict, and so does an item, unless that is to be judged again. Neither gets one
-        where the budget left it out.
+        where the budget left it out. One with a call may be repeated: its verdict is stored, and the call counted,
+        once.
 
         Raises:
             UnavailableError: the database does not answer.
@@ -95,24 +100,30 @@ def _row(number: int, ending: Ending) -> dict[str, Any]:
             "create_time": verdict.create_time,
             "done": None if ending.settled is None else ending.run,
         }
-    return row
+    # The batch of a call is that of its item.
+    return row if ending.call is None else ending.call.row() | row | {"counted": True}
 
 
 # A crash of the database may have forgotten that a request began (claims.py): it is there again with its verdict,
 # unless its id is something else's by now.
-_WRITE: Final = """
+_WRITE: Final = f"""
 WITH given AS (
     SELECT * FROM json_to_recordset(%s::json) AS g(
         number integer, tenant text, verdict_id text, cached boolean, paid boolean, again boolean, asked text,
         request_id text, batch_id text, item_id text, question_key text, state smallint, value float8, body jsonb,
-        create_time timestamptz, done text
+        create_time timestamptz, done text, counted boolean,
+        {COUNTED_COLUMNS}
     )
 ), kept AS (
     SELECT * FROM json_to_recordset(%s::json) AS k(tenant text, run text, judge text, vote integer, swapped boolean)
 ), added AS (
     INSERT INTO judge.verdicts (tenant, verdict_id, question_key, state, value, body, create_time)
     SELECT tenant, verdict_id, question_key, state, value, body, create_time FROM given WHERE NOT cached
-), gone AS (
+    ON CONFLICT DO NOTHING RETURNING tenant, verdict_id
+), {WAITING}, counted AS (
+    SELECT given.* FROM given JOIN added USING (tenant, verdict_id) WHERE counted
+), used AS ({ADD_USAGE} RETURNING 1
+), {add_to_batches(after="used")}, gone AS (
     DELETE FROM judge.answers AS a USING given
     WHERE a.tenant = given.tenant AND a.run = given.done AND NOT EXISTS (
         SELECT FROM kept WHERE (kept.tenant, kept.run, kept.judge, kept.vote, kept.swapped)
@@ -131,4 +142,4 @@ SELECT DISTINCT ON (tenant, request_id) tenant, request_id, asked, verdict_id, c
 FROM given WHERE paid AND request_id <> '' ORDER BY tenant, request_id, number
 ON CONFLICT (tenant, request_id) DO UPDATE SET (verdict_id, cached) = (excluded.verdict_id, excluded.cached)
 WHERE request.verdict_id = '' AND request.asked = excluded.asked
-"""
+"""  # noqa: S608 (names of our own)

@@ -28,17 +28,21 @@ async def new_step(message: trajectory_pb2.Step, tenant: str, bodies: Bodies) ->
         InvalidArgumentError: a field breaks its rule.
     """
     check_step(message)
-    text_bytes = _text_bytes(message)
+    text_bytes = _bytes_of(message.reasoning)
+    for call in message.tool_calls:
+        text_bytes += _bytes_of(call.arguments)
+    blobs: list[BlobReference] = []
     for part in message.content:
-        if len(part.text) > TEXT_INLINE_BYTES // 4 and len(part.text.encode()) > TEXT_INLINE_BYTES:
-            stored = await bodies.put_text(tenant, part.text)
+        # Read once: a text that is read from a message is decoded each time.
+        size = _bytes_of(text := part.text)
+        text_bytes += size
+        if size > TEXT_INLINE_BYTES:
+            stored = await bodies.put_text(tenant, text)
             part.blob.sha256, part.blob.size, part.blob.media_type = stored.sha256, stored.size, stored.media_type
-    blobs = tuple(
-        BlobReference(part.blob.sha256, part.blob.size, part.blob.media_type)
-        for part in message.content
-        if part.WhichOneof("kind") == "blob"
-    )
-    return NewStep(message.index, message.SerializeToString(deterministic=True), _totals(message, text_bytes), blobs)
+        if part.HasField("blob"):
+            blobs.append(BlobReference(part.blob.sha256, part.blob.size, part.blob.media_type))
+    body = message.SerializeToString(deterministic=True)
+    return NewStep(message.index, body, _totals(message, text_bytes), tuple(blobs))
 
 
 def check_step(message: trajectory_pb2.Step) -> None:
@@ -88,18 +92,18 @@ def _check_call(fields: Fields, name: str, call: trajectory_pb2.ModelCall) -> No
     check_json(fields, f"{name}.parameters_json", call.parameters_json, dict, _EXTRA_BYTES)
 
 
-def _text_bytes(message: trajectory_pb2.Step) -> int:
-    texts = [part.text for part in message.content]
-    texts += [call.arguments for call in message.tool_calls]
-    return sum(len(text.encode()) for text in (*texts, message.reasoning))
+def _bytes_of(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _totals(message: trajectory_pb2.Step, text_bytes: int) -> Totals:
+    turn = int(message.role == trajectory_pb2.ROLE_ASSISTANT and not message.copied_context)
+    if not message.HasField("model_call"):
+        return Totals(steps=1, turns=turn, text_bytes=text_bytes)
     call = message.model_call
-    turn = message.role == trajectory_pb2.ROLE_ASSISTANT and not message.copied_context
     return Totals(
         steps=1,
-        turns=int(turn),
+        turns=turn,
         prompt_tokens=call.prompt_tokens,
         completion_tokens=call.completion_tokens,
         cached_tokens=call.cached_tokens,

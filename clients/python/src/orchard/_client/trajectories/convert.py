@@ -99,41 +99,36 @@ def step_message(step: types.Step) -> tuple[pb.Step, list[types.Body]]:
     Raises:
         InvalidArgument: a value cannot be meant.
     """
-    message = pb.Step(
-        role=number_of("role", pb.Role, "ROLE_", types.Role, step.role),
-        parent=step.parent,
-        reasoning=step.reasoning,
-        tool_call_id=step.tool_call_id,
-        name=step.name,
-        copied_context=step.copied_context,
-        is_error=step.is_error,
-        extra_json=json_text("extra", step.extra),
-        tool_calls=[
-            pb.ToolCall(
-                call_id=call.call_id,
-                name=call.name,
-                arguments=call.arguments,
-                extra_json=json_text("tool_calls.extra", call.extra),
-            )
-            for call in step.tool_calls
-        ],
-    )
+    # Field by field, since a message that is put together from messages has copied them.
+    message = pb.Step(role=number_of("role", pb.Role, "ROLE_", types.Role, step.role), parent=step.parent)
+    for name in ("reasoning", "tool_call_id", "name", "copied_context", "is_error"):
+        if value := getattr(step, name):
+            setattr(message, name, value)
+    if step.extra is not None:
+        message.extra_json = json_text("extra", step.extra)
+    for call in step.tool_calls:
+        extra_json = json_text("tool_calls.extra", call.extra)
+        message.tool_calls.add(call_id=call.call_id, name=call.name, arguments=call.arguments, extra_json=extra_json)
     if step.time is not None:
         message.time.CopyFrom(timestamp(step.time))
     if step.model_call is not None:
         message.model_call.CopyFrom(_model_call_message(step.model_call))
     bodies: list[types.Body] = []
     for part in step.parts:
-        message.content.append(_part_message(part, bodies))
+        _write_part(message.content.add(), part, bodies)
     return message, bodies
 
 
-def _part_message(part: types.Part, bodies: list[types.Body]) -> pb.Part:
+def _write_part(message: pb.Part, part: types.Part, bodies: list[types.Body]) -> None:
     if isinstance(part, str):
+        if len(part) <= TEXT_INLINE_BYTES and part.isascii():
+            message.text = part
+            return
         # A lone surrogate, as of a file's name, cannot be sent.
         data = part.encode(errors="replace")
         if len(data) <= TEXT_INLINE_BYTES:
-            return pb.Part(text=data.decode())
+            message.text = data.decode()
+            return
         part = types.Body(data, "text/plain")
     if isinstance(part, types.Body):
         bodies.append(part)
@@ -141,7 +136,7 @@ def _part_message(part: types.Part, bodies: list[types.Body]) -> pb.Part:
         part = types.Blob(digest, len(part.data), part.media_type)
     if not isinstance(part, types.Blob):
         raise InvalidArgument.of("content", f"must be texts, Blob or Body, not {type(part).__name__}")
-    return pb.Part(blob=blob_message(part))
+    message.blob.CopyFrom(blob_message(part))
 
 
 def _model_call_message(call: types.ModelCall) -> pb.ModelCall:

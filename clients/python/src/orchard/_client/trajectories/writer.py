@@ -130,7 +130,9 @@ async def append(
     async def requests() -> AsyncIterator[pb.AppendStepsRequest]:
         yield pb.AppendStepsRequest(start=start)
         for batch in batches(steps):
-            yield pb.AppendStepsRequest(steps=pb.StepBatch(steps=batch))
+            request = pb.AppendStepsRequest()
+            request.steps.steps.extend(batch)
+            yield request
 
     with transport.operation("AppendSteps", trajectory_id=trajectory_id) as operation:
         response = await transport.upload(

@@ -86,28 +86,24 @@ class AppendStore:
 
     async def _append_plain(self, appends: Mapping[int, Append]) -> dict[int, int]:
         """Add what simply goes on where its trajectory ends, by one statement; returns what was added."""
-        steps = [(append, step) for append in appends.values() for step in append.steps]
+        steps = [(position, step) for position, append in appends.items() for step in append.steps]
         totals = [sum_of([step.totals for step in append.steps]) for append in appends.values()]
         columns: list[list[Any]] = [
+            list(appends),
             [append.tenant for append in appends.values()],
             [append.trajectory_id for append in appends.values()],
             [append.writer for append in appends.values()],
             [append.steps[0].index for append in appends.values()],
             [one.cost_usd for one in totals],
             *([getattr(one, name) for one in totals] for name in COUNTS),
-            [append.tenant for append, _step in steps],
-            [append.trajectory_id for append, _step in steps],
-            [step.index for _append, step in steps],
-            [step.body for _append, step in steps],
+            [position for position, _step in steps],
+            [step.index for _position, step in steps],
+            [step.body for _position, step in steps],
         ]
         async with self._database.driver(autocommit=True) as connection:
             cursor = await connection.execute(_PLAIN, columns)
-            added = {(row[0], row[1]) for row in await cursor.fetchall()}
-        return {
-            position: append.steps[-1].index + 1
-            for position, append in appends.items()
-            if (append.tenant, append.trajectory_id) in added
-        }
+            added = [row[0] for row in await cursor.fetchall()]
+        return {position: appends[position].steps[-1].index + 1 for position in added}
 
     async def _append_any(self, appends: Sequence[Append]) -> list[int | OrchardError]:
         """Add the steps of each, or say why not."""
@@ -158,8 +154,8 @@ _SEALED: Final = f"{_NAMED} WHERE t.status <> {Status.OPEN.value}"
 # what somebody else has locked: who waits for that does so with all else that has to be looked at.
 _PLAIN: Final = f"""
     WITH news AS (
-        SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::bigint[], %s::float8[], {_BIGINTS})
-        AS n (tenant, id, writer, first, cost_usd, {", ".join(COUNTS)})
+        SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::bigint[], %s::float8[], {_BIGINTS})
+        AS n (place, tenant, id, writer, first, cost_usd, {", ".join(COUNTS)})
     ), locked AS (
         SELECT t.key FROM {SCHEMA}.trajectories t JOIN news ON t.tenant = news.tenant AND t.trajectory_id = news.id
         WHERE t.status = {Status.OPEN.value} AND t.steps = news.first AND t.writer IN ('', news.writer)
@@ -169,17 +165,16 @@ _PLAIN: Final = f"""
             {", ".join(f"{name} = t.{name} + news.{name}" for name in _SUMS)},
             longest_tokens = greatest(t.longest_tokens, news.longest_tokens)
         FROM locked, news WHERE t.key = locked.key AND t.tenant = news.tenant AND t.trajectory_id = news.id
-        RETURNING t.key, t.tenant, t.trajectory_id
+        RETURNING t.key, news.place
     ), added AS (
         INSERT INTO {SCHEMA}.steps (trajectory_key, "index", body)
         SELECT changed.key, s."index", s.body
-        FROM unnest(%s::text[], %s::text[], %b::bigint[], %b::bytea[]) AS s (tenant, id, "index", body)
-        JOIN changed ON changed.tenant = s.tenant AND changed.trajectory_id = s.id
+        FROM unnest(%b::bigint[], %b::bigint[], %b::bytea[]) AS s (place, "index", body) JOIN changed USING (place)
     ), told AS (
         SELECT pg_notify('{CHANNEL}', string_agg(key::text, ','))
         FROM (SELECT key, row_number() OVER () / {KEYS_A_NOTICE} AS part FROM changed) AS parts GROUP BY part
     )
-    SELECT tenant, trajectory_id, (SELECT count(*) FROM told) FROM changed
+    SELECT place, (SELECT count(*) FROM told) FROM changed
 """  # noqa: S608
 _HOLD: Final = f"""
     SELECT b.tenant, b.sha256 FROM {SCHEMA}.blobs b

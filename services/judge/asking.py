@@ -143,10 +143,12 @@ class Asker:
         their answers are paid for.
         """
         self._kept = await self._journal.kept()
+        wanted = [(endpoint, number) for endpoint in self._endpoints for number in range(self._parameters.votes)]
+        if len(wanted) == 1:
+            return [await self._vote(*wanted[0])]
         asked = [
             asyncio.create_task(self._vote(endpoint, number), name=f"vote {number} of {endpoint.settings.name}")
-            for endpoint in self._endpoints
-            for number in range(self._parameters.votes)
+            for endpoint, number in wanted
         ]
         results = await asyncio.gather(*asked, return_exceptions=True)
         for result in results:

@@ -88,6 +88,9 @@ class Role(IntEnum):
     TOOL = 4
 
 
+_ROLE_NAMES: Final = {role: role.name for role in Role}
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A call of a tool: its name, and its arguments as the model wrote them."""
@@ -178,18 +181,24 @@ def shallow(value: Any) -> dict[str, Any]:
 
 def _fields(step: Step) -> dict[str, Any]:
     # By hand: for thousands of steps `asdict` takes longer than everything else that is done with them.
-    found = {
-        "index": step.index,
-        "role": step.role.name,
-        "text": step.text,
-        "reasoning": step.reasoning,
-        "calls": [[call.name, call.arguments] for call in step.calls],
-        "name": step.name,
-        "is_error": step.is_error,
-        "images": step.images,
-        "copied": step.copied,
-    }
-    return {name: value for name, value in found.items() if value}
+    found: dict[str, Any] = {"role": _ROLE_NAMES[step.role]}
+    if step.index:
+        found["index"] = step.index
+    if step.text:
+        found["text"] = step.text
+    if step.reasoning:
+        found["reasoning"] = step.reasoning
+    if step.calls:
+        found["calls"] = [[call.name, call.arguments] for call in step.calls]
+    if step.name:
+        found["name"] = step.name
+    if step.is_error:
+        found["is_error"] = True
+    if step.images:
+        found["images"] = step.images
+    if step.copied:
+        found["copied"] = True
+    return found
 
 
 def actions_of(steps: tuple[Step, ...]) -> list[Step]:

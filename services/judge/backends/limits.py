@@ -140,6 +140,8 @@ class Meter:
         self.spent += amount
 
     def _fits(self, most: Amount) -> bool:
+        if self._limit == UNLIMITED:
+            return True
         total = sum(self._reserved, self.spent + most)
         return not (
             (self._limit.tokens and total.tokens > self._limit.tokens)

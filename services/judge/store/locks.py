@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -93,11 +93,14 @@ class QuestionLocks:
                 self._release(key)
 
     async def _try(self, key: int) -> bool:
-        trying = asyncio.ensure_future(self._lane.do(_Turn(key, take=True)))
+        trying = self._lane.begin(_Turn(key, take=True))
         try:
-            return await whole(_result(trying))
+            return await asyncio.shield(trying)
         except asyncio.CancelledError:
-            if trying.exception() is None and trying.result():
+            # Nobody comes after us before it is known whether we have it.
+            with suppress(asyncio.CancelledError, Exception):
+                await whole(_result(trying))
+            if not trying.cancelled() and trying.exception() is None and trying.result():
                 self._release(key)
             raise
 

@@ -32,6 +32,7 @@ from services.common.peer_status import peer_status
 from services.common.tokens import PRINCIPAL_KEY, Principal, Signer
 from services.judge.__main__ import MIGRATIONS
 from services.judge.store.tables import SCHEMA
+from tests.support.health import wait_reached
 from tests.support.judge_server import JudgeServer, running_judge
 
 ATTEMPTS = 3
@@ -93,8 +94,7 @@ class ServiceProcess:
             "ORCHARD_JUDGES_FILE": str(judges),
         }
         self.process = subprocess.Popen((sys.executable, "-m", "services.judge"), env=environment)
-        with grpc.insecure_channel(self.address) as channel:
-            grpc.channel_ready_future(channel).result(90)
+        wait_reached(self.address)
 
     def kill(self) -> None:
         assert self.process is not None

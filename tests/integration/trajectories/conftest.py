@@ -22,6 +22,7 @@ from services.common.peer_status import peer_status
 from services.common.tokens import PRINCIPAL_KEY, Principal, Signer
 from services.trajectories.__main__ import MIGRATIONS
 from services.trajectories.store.tables import SCHEMA
+from tests.support.health import wait_reached
 
 TABLES = (
     "trajectories, steps, tools, annotations, rewards, step_values, blobs, blob_references, garbage, groups, samples"
@@ -58,8 +59,7 @@ class ServiceProcess:
         }
         command = (sys.executable, "-m", "services.trajectories")
         self.process = subprocess.Popen(command, env=environment)
-        with grpc.insecure_channel(self.address) as channel:
-            grpc.channel_ready_future(channel).result(110)
+        wait_reached(self.address)
 
     def kill(self) -> None:
         assert self.process is not None

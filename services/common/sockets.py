@@ -13,8 +13,9 @@ import struct
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-CHUNK_BYTES: Final = 256 << 10
-"""Of one read. Larger ones are no quicker over gRPC, smaller ones cost a call's overhead more often."""
+CHUNK_BYTES: Final = 512 << 10
+"""Of one read. Half of it costs gRPC a tenth more for each byte; twice as much is little quicker, and each of a
+thousand connections may hold some."""
 KEEPALIVE_SECONDS: Final = 30.0
 """How often a stream that carries a connection says something: a quarter of requests.IDLE_SECONDS."""
 _FIRST_BYTES: Final = 16 << 10

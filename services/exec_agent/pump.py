@@ -13,7 +13,7 @@ from services.exec_agent.spool import Spool
 from services.exec_agent.waits import Timer, Waits
 
 FIRST_READ: Final = 64 << 10
-LARGE_READ: Final = 256 << 10
+LARGE_READ: Final = 512 << 10
 _LARGE_PIPE: Final = 1 << 20
 _DRAIN_LIMIT: Final = 4 << 20
 STALL_SECONDS: Final = 30.0

@@ -11,11 +11,12 @@ from services.exec_agent.latch import wake
 from services.exec_agent.model import Chunk, Gap
 from services.exec_agent.spool import NotCachedError, Spool
 
+LARGEST_CHUNK: Final = 1 << 20
 _CHUNK: Final = 64 << 10
-_LARGE_CHUNK: Final = 256 << 10
+_GATHERED: Final = 256 << 10
 _BURST_SECONDS: Final = 0.002
 _GATHER_SECONDS: Final = 0.001
-"""In a burst a message waits so long for a full chunk: each costs 0.1 ms, whatever its size."""
+"""In a burst a message waits so long to be a large one: each costs 0.1 ms, whatever its size."""
 
 
 class Nudged(Exception):  # noqa: N818 (nothing is wrong)
@@ -55,11 +56,10 @@ class OutputReader:
                 self._nudged = False
                 raise Nudged
             stop = self._stop_at
-            if stop is None and 0 < spool.end - self.offset < _CHUNK:
+            if stop is None and 0 < spool.end - self.offset < _GATHERED:
                 await self._gather()
             if stop is None or self.offset < stop:
-                behind = spool.end - self.offset
-                size = _LARGE_CHUNK if behind >= _LARGE_CHUNK else _CHUNK
+                size = min(LARGEST_CHUNK, max(_CHUNK, spool.end - self.offset))
                 found = await self._read(size if stop is None else min(size, stop - self.offset))
                 if found is not None:
                     self._advance(found)
@@ -72,11 +72,13 @@ class OutputReader:
                 self._stop_at = spool.end
                 continue
             self._execution.check_interrupted()
-            self._follow_pump()
             await self._wait_for(self.offset + 1)
 
     def changed(self) -> None:
         """There is more output, or there will be none."""
+        if self._stop_at is None and not self._closed and self._execution.pump is not None:
+            # A command that was queued has its pump only now: it must not run away before this reader has caught up.
+            self._execution.pump.followers.add(self)
         if self._waiter is not None and (self._execution.spool.end >= self._wake_at or self._ending):
             wake(self._waiter)
 
@@ -102,10 +104,10 @@ class OutputReader:
         return self._execution.result is not None or self._execution.interrupted
 
     async def _gather(self) -> None:
-        """In a burst, wait a moment until there is a full chunk."""
+        """In a burst, wait a moment until there is enough for a large message."""
         now = self._loop.time()
         if now - self._last < _BURST_SECONDS and not self._ending:
-            await self._wait_for(self.offset + _CHUNK, _GATHER_SECONDS)
+            await self._wait_for(self.offset + _GATHERED, _GATHER_SECONDS)
             now = self._loop.time()
         self._last = now
 
@@ -139,11 +141,6 @@ class OutputReader:
         self.lagging = False
         if self._execution.pump is not None:
             self._execution.pump.follower_moved()
-
-    def _follow_pump(self) -> None:
-        """A command that was queued has its pump only now."""
-        if self._execution.pump is not None:
-            self._execution.pump.followers.add(self)
 
     def _check_range(self, stop: int) -> None:
         if self.offset > stop and self._execution.result is not None:

@@ -85,7 +85,7 @@ class Output:
         if kind == "chunk":
             expected = len(self.everything) + sum(size for _, size in self.gaps)
             assert event.chunk.offset - self.begin == expected, "chunks must follow each other"
-            assert 0 < len(event.chunk.data) <= 256 << 10
+            assert 0 < len(event.chunk.data) <= 1 << 20
             self.everything += event.chunk.data
             if event.chunk.stream == exec_pb2.OUTPUT_STREAM_STDERR:
                 self.stderr += event.chunk.data

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from orchard.exec.v1 import exec_pb2, exec_service_pb2
 
-from tests.integration.exec_agent.conftest import SANDBOX, Client, new_id, problem, spec
+from tests.integration.exec_agent.conftest import SANDBOX, Client, Output, new_id, problem, spec
 
 QUEUED, RUNNING, ENDED = exec_pb2.EXEC_STATE_QUEUED, exec_pb2.EXEC_STATE_RUNNING, exec_pb2.EXEC_STATE_ENDED
 
@@ -36,6 +36,17 @@ async def gate(client: Client, work: Path) -> Gate:
     made = Gate(client, work)
     await made.close()
     return made
+
+
+async def test_a_reader_that_came_while_it_was_queued_loses_nothing(client: Client, gate: Gate) -> None:
+    size, output = 8 << 20, Output()
+    # Each read of the pipe fills the ring: the command has to wait for its reader from the first one on.
+    call = client.exec_call(spec("head", "-c", str(size), "/dev/zero", retained_limit_bytes=64 << 10), new_id())
+    output.take(await call.read())
+    await gate.open()
+    while (event := await call.read()) is not grpc.aio.EOF:
+        output.take(event)
+    assert (len(output.stdout), output.gaps) == (size, [])
 
 
 async def test_serial_commands_run_in_arrival_order(client: Client, gate: Gate, work: Path) -> None:

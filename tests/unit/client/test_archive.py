@@ -48,10 +48,9 @@ def test_blocks_are_bounded_and_read_by_tar(tmp_path: Path) -> None:
     for number in range(300):
         (root / f"small{number}").write_text(str(number))
     blocks = list(archive.pack(root))
-    assert max(len(block) for block, _size in blocks) < 3 * archive.BLOCK
+    assert [len(block) for block, _size in blocks[:-1]] == [archive.BLOCK] * (len(blocks) - 1)
+    assert len(blocks[-1][0]) < archive.BLOCK
     assert sum(size for _block, size in blocks) == archive.tree_size(root)
-    # Small files share blocks.
-    assert len(blocks) < 20
     with tarfile.open(fileobj=io.BytesIO(b"".join(block for block, _size in blocks))) as tar:
         assert len(tar.getnames()) == 301
         assert tar.extractfile("big").read() == (root / "big").read_bytes()  # type: ignore[union-attr]

@@ -34,9 +34,11 @@ def pack(path: bytes) -> Generator[bytes, None, None]:
     with file_errors(path):
         for piece in _pieces(path):
             buffer += piece
-            if len(buffer) >= CHUNK_BYTES:
-                yield bytes(buffer)
-                buffer.clear()
+            while len(buffer) >= CHUNK_BYTES:
+                with memoryview(buffer) as view:
+                    chunk = bytes(view[:CHUNK_BYTES])
+                del buffer[:CHUNK_BYTES]
+                yield chunk
     buffer += b"\0" * (2 * BLOCK)
     yield bytes(buffer)
 

@@ -12,7 +12,7 @@ from typing import IO, Final, Literal
 
 from orchard._client.errors import UnsafeArchive
 
-BLOCK: Final = 256 << 10
+BLOCK: Final = 1 << 20
 _RECORD: Final = 512
 
 UnsafeLinks = Literal["error", "skip"]
@@ -24,7 +24,8 @@ def tree_size(root: Path, exclude: Sequence[str] = ()) -> int:
 
 
 def pack(root: Path, exclude: Sequence[str] = ()) -> Generator[tuple[bytes, int], None, None]:
-    """Yield the contents of a folder as a pax archive: (block, bytes of file contents in it). Small files share blocks.
+    """Yield the contents of a folder as a pax archive: (block, bytes of file contents that were read for it). A block
+    has BLOCK bytes, the last one fewer: small files share blocks.
 
     Symbolic links are kept as links; sockets, pipes and devices are left out.
 
@@ -36,9 +37,11 @@ def pack(root: Path, exclude: Sequence[str] = ()) -> Generator[tuple[bytes, int]
     for piece, size in _pieces(root, exclude):
         buffer += piece
         content += size
-        if len(buffer) >= BLOCK:
-            yield bytes(buffer), content
-            buffer.clear()
+        while len(buffer) >= BLOCK:
+            with memoryview(buffer) as view:
+                block = bytes(view[:BLOCK])
+            del buffer[:BLOCK]
+            yield block, content
             content = 0
     buffer += bytes(2 * _RECORD)
     yield bytes(buffer), content

@@ -238,8 +238,7 @@ class AsyncTransfers(AsyncFiles):
             done = 0
             with closing(archive.pack(path, exclude)) as blocks:
                 while (block := await in_thread(_next, blocks)) is not None:
-                    for offset in range(0, len(block[0]), _SMALL):
-                        yield file_service_pb2.UploadArchiveRequest(data=block[0][offset : offset + _SMALL])
+                    yield file_service_pb2.UploadArchiveRequest(data=block[0])
                     done += block[1]
                     if progress is not None:
                         progress(done, total)

@@ -17,7 +17,7 @@ from orchard._client.status import CallFailed, error_of
 from orchard._client.transport import Transport
 from orchard.exec.v1 import port_service_pb2
 
-CHUNK_BYTES: Final = 256 << 10
+CHUNK_BYTES: Final = 512 << 10
 KEEPALIVE_SECONDS: Final = 30.0
 """How often a connection on which nothing is sent gives a sign of life; the platform ends those silent for 2 min."""
 _REFUSED_SECONDS: Final = 0.2

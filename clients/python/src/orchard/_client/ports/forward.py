@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Final
 
 from orchard._client import errors
-from orchard._client.ports.connection import ForwardedConnection, LocalBreak, was_reset
+from orchard._client.ports.connection import CHUNK_BYTES, ForwardedConnection, LocalBreak, was_reset
 from orchard._client.ports.types import Address, ForwardEvent, ForwardState, OnForward
 from orchard._client.session import Session
 from orchard._client.units import Seconds, seconds_of
@@ -86,7 +86,7 @@ class AsyncPortForward:
         """
         host, port = self._bind
         try:
-            self._server = await asyncio.start_server(self._accept, host, port, backlog=BACKLOG, limit=1 << 18)
+            self._server = await asyncio.start_server(self._accept, host, port, backlog=BACKLOG, limit=CHUNK_BYTES // 2)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise errors.PortInUse(

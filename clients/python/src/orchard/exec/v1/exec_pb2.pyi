@@ -530,7 +530,7 @@ class OutputChunk(_message.Message):
     stream: Global___OutputStream.ValueType
     """Where it was written."""
     data: _builtins.bytes
-    """The bytes as written, at most 256 KiB. Chunks may split a character."""
+    """The bytes as written, at most 1 MiB. Chunks may split a character."""
     def __init__(
         self,
         *,

@@ -129,7 +129,7 @@ class FileServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReadFile(self, request, context):
-        """ReadFile streams a file's bytes, chunks of 64 to 256 KiB.
+        """ReadFile streams a file's bytes, chunks of at most 1 MiB.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

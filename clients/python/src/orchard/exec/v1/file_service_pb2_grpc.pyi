@@ -51,7 +51,7 @@ class FileServiceStub:
     GetUpload: _grpc.UnaryUnaryMultiCallable[_file_service_pb2.GetUploadRequest, _file_service_pb2.GetUploadResponse]
     """GetUpload says from where an upload is gone on with."""
     ReadFile: _grpc.UnaryStreamMultiCallable[_file_service_pb2.ReadFileRequest, _file_service_pb2.ReadFileResponse]
-    """ReadFile streams a file's bytes, chunks of 64 to 256 KiB."""
+    """ReadFile streams a file's bytes, chunks of at most 1 MiB."""
     Stat: _grpc.UnaryUnaryMultiCallable[_file_service_pb2.StatRequest, _file_service_pb2.StatResponse]
     """Stat describes one path."""
     ListDirectory: _grpc.UnaryUnaryMultiCallable[_file_service_pb2.ListDirectoryRequest, _file_service_pb2.ListDirectoryResponse]
@@ -98,7 +98,7 @@ class FileServiceAsyncStub(FileServiceStub):
     GetUpload: _aio.UnaryUnaryMultiCallable[_file_service_pb2.GetUploadRequest, _file_service_pb2.GetUploadResponse]  # type: ignore[assignment]
     """GetUpload says from where an upload is gone on with."""
     ReadFile: _aio.UnaryStreamMultiCallable[_file_service_pb2.ReadFileRequest, _file_service_pb2.ReadFileResponse]  # type: ignore[assignment]
-    """ReadFile streams a file's bytes, chunks of 64 to 256 KiB."""
+    """ReadFile streams a file's bytes, chunks of at most 1 MiB."""
     Stat: _aio.UnaryUnaryMultiCallable[_file_service_pb2.StatRequest, _file_service_pb2.StatResponse]  # type: ignore[assignment]
     """Stat describes one path."""
     ListDirectory: _aio.UnaryUnaryMultiCallable[_file_service_pb2.ListDirectoryRequest, _file_service_pb2.ListDirectoryResponse]  # type: ignore[assignment]
@@ -160,7 +160,7 @@ class FileServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _file_service_pb2.ReadFileRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_file_service_pb2.ReadFileResponse], _abc.AsyncIterator[_file_service_pb2.ReadFileResponse]]:
-        """ReadFile streams a file's bytes, chunks of 64 to 256 KiB."""
+        """ReadFile streams a file's bytes, chunks of at most 1 MiB."""
 
     @_abc_1.abstractmethod
     def Stat(

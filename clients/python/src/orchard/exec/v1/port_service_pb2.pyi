@@ -30,7 +30,7 @@ class ForwardPortRequest(_message.Message):
     sandbox_id: _builtins.str
     """The sandbox; needed in the first message."""
     data: _builtins.bytes
-    """Bytes, at most 1 MiB a message; 64 to 256 KiB are quickest."""
+    """Bytes, at most 1 MiB a message; 256 to 512 KiB are quickest."""
     eof: _builtins.bool
     """The client sends no more, true. It still receives."""
     keepalive: _builtins.bool
@@ -96,7 +96,7 @@ class ForwardPortResponse(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     EOF_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
-    """Bytes, at most 256 KiB a message."""
+    """Bytes, at most 512 KiB a message."""
     eof: _builtins.bool
     """The server sends no more, true. It may still receive."""
     @_builtins.property

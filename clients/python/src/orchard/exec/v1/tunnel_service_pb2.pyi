@@ -174,7 +174,7 @@ class AcceptConnectionResponse(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     EOF_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
-    """Bytes, at most 256 KiB a message."""
+    """Bytes, at most 512 KiB a message."""
     eof: _builtins.bool
     """The program sends no more, true."""
     @_builtins.property

@@ -56,7 +56,7 @@ class OutputReader:
                 self._nudged = False
                 raise Nudged
             stop = self._stop_at
-            if stop is None and 0 < spool.end - self.offset < _GATHERED:
+            if stop is None and 0 < spool.end - self.offset < self._gathered:
                 await self._gather()
             if stop is None or self.offset < stop:
                 size = min(LARGEST_CHUNK, max(_CHUNK, spool.end - self.offset))
@@ -103,11 +103,16 @@ class OutputReader:
     def _ending(self) -> bool:
         return self._execution.result is not None or self._execution.interrupted
 
+    @property
+    def _gathered(self) -> int:
+        """Never more than is kept: the command would wait for this reader, and this reader for the command."""
+        return min(_GATHERED, self._execution.spool.capacity)
+
     async def _gather(self) -> None:
         """In a burst, wait a moment until there is enough for a large message."""
         now = self._loop.time()
         if now - self._last < _BURST_SECONDS and not self._ending:
-            await self._wait_for(self.offset + _GATHERED, _GATHER_SECONDS)
+            await self._wait_for(self.offset + self._gathered, _GATHER_SECONDS)
             now = self._loop.time()
         self._last = now
 

@@ -179,6 +179,18 @@ def test_broken_streams(stream: bytes, message: str) -> None:
     assert caught.value.reason == "ARCHIVE_MALFORMED"
 
 
+def test_checksums_of_signed_bytes_are_taken() -> None:
+    name = "\N{LATIN SMALL LETTER E WITH ACUTE}"
+    info = tarfile.TarInfo(name)
+    block = info.tobuf(tarfile.GNU_FORMAT, "latin-1")
+    blanked = block[:148] + b" " * 8 + block[156:]
+    signed = sum(byte - 256 if byte > 127 else byte for byte in blanked)
+    assert signed != sum(blanked)
+    old = block[:148] + b"%06o\0 " % signed + block[156:]
+    ((entry, content),) = read(old + bytes(1024))
+    assert (entry.name, content) == (name.encode("latin-1"), b"")
+
+
 def _with_pax(records: dict[str, str], size: int = 0) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:

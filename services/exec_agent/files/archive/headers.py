@@ -133,8 +133,8 @@ def parse_header(block: bytes) -> Header:
     stated = parse_number(block[148:156])
     blanked = block[:148] + b" " * 8 + block[156:]
     unsigned = sum(blanked)
-    signed = unsigned - 256 * sum(byte > 127 for byte in blanked)  # some old writers summed signed bytes
-    if stated not in {unsigned, signed}:
+    # Some old writers summed signed bytes.
+    if stated != unsigned and stated != unsigned - 256 * sum(byte > 127 for byte in blanked):
         raise ArchiveError("the checksum is wrong")
     name = _text(block[0:100])
     is_posix, is_gnu = block[257:263] == b"ustar\0", block[257:265] == b"ustar  \0"

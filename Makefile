@@ -66,7 +66,7 @@ e2e: setup ## The client against the whole platform, kills included (3 each)
 chaos: setup payload ## Kill loops at full length, hours of them, on one machine and on a cluster: make chaos SEED=7
 	ORCHARD_CHAOS_SEED=$(SEED) ORCHARD_CHAOS_ROUNDS=20 $(PYTEST) tests/e2e -m chaos --timeout 3600
 	ORCHARD_CHAOS_SEED=$(SEED) ORCHARD_CHAOS_ROUNDS=50 $(PYTEST) tests/integration/judge -m chaos
-	ORCHARD_CHAOS_SEED=$(SEED) ORCHARD_CHAOS_ROUNDS=20 $(PYTEST) tests/integration/exec_agent_files -m chaos --timeout 3600
+	ORCHARD_CHAOS_SEED=$(SEED) ORCHARD_CHAOS_ROUNDS=20 $(PYTEST) tests/integration/exec_agent tests/integration/exec_agent_files -m chaos --timeout 3600
 	ORCHARD_CHAOS_SEED=$(SEED) ORCHARD_CHAOS_ROUNDS=20 $(PYTEST) tests/cluster/pods -m chaos -s
 
 .PHONY: conformance

@@ -1,3 +1,4 @@
+import os
 import signal
 
 import pytest
@@ -8,7 +9,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes, or its making, says how busy the machine is, and no test asks for that.
-settings.register_profile("orchard", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# CI sees the same examples each time, so that it says what a change did; elsewhere they are new ones.
+settings.register_profile(
+    "orchard", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+)
 settings.load_profile("orchard")
 
 # Folders whose tests share what a machine has once: a container engine's bridge, the users that tests make.

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 CORE_ENVIRONMENT: Final[Mapping[str, str]] = {
@@ -14,6 +18,10 @@ CORE_ENVIRONMENT: Final[Mapping[str, str]] = {
 """For the environment of every process of ours; a setting of the user's own wins."""
 
 _KEPT_BYTES: Final = 4 << 20
+_IDLE_SECONDS: Final = 20.0
+_IDLE_BYTES: Final = 16 << 20
+# glibc's; other allocators have no such call.
+_trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def keep_freed_memory() -> None:
@@ -24,3 +32,24 @@ def keep_freed_memory() -> None:
     goes, whose pages nobody touches, moves that limit there; what is free at the top of the heap stays up to twice it.
     """
     bytes(_KEPT_BYTES)
+
+
+async def give_freed_memory_back() -> None:
+    """Hand what was kept to the kernel once it is much, for ever: for a process of which a machine has many.
+
+    Takes 10 ms for 60 MB (measured), every 20 seconds at most.
+    """
+    before = _own_bytes()
+    while True:
+        await asyncio.sleep(_IDLE_SECONDS)
+        if _trim is not None and _own_bytes() - before > _IDLE_BYTES:
+            _trim(0)
+
+
+def _own_bytes() -> int:
+    """Resident bytes that are of no file; 0 where they cannot be told."""
+    try:
+        _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+    except OSError:
+        return 0
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")

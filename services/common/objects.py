@@ -88,7 +88,12 @@ class ObjectStore:
         In a folder they share one thread, and each folder that names some of them is brought to the disk once.
         """
         if self._folder is not None:
-            return await asyncio.to_thread(_put_all, self._store, self._folder, bodies)
+            try:
+                with _taken(""):
+                    async with asyncio.timeout(_SECONDS):
+                        return await asyncio.to_thread(_put_all, self._store, self._folder, bodies)
+            except UnavailableError as error:
+                return dict.fromkeys(bodies, error)
         results = await asyncio.gather(*(self.put(*body) for body in bodies.items()), return_exceptions=True)
         failed = {}
         for name, result in zip(bodies, results, strict=True):

@@ -22,7 +22,7 @@ from orchard.exec.v1.port_service_pb2_grpc import add_PortServiceServicer_to_ser
 from orchard.exec.v1.tunnel_service_pb2_grpc import add_TunnelServiceServicer_to_server
 
 from services.common import logs
-from services.common.grpc_core import keep_freed_memory
+from services.common.grpc_core import give_freed_memory_back, keep_freed_memory
 from services.common.interceptor import CallInterceptor
 from services.common.server import ListenError, Server
 from services.common.tasks import TaskGroup
@@ -129,6 +129,7 @@ async def serve(config: AgentConfig) -> AsyncIterator[Agent]:
         tasks = await stack.enter_async_context(TaskGroup())
         tasks.start("forget old commands", service.sweep())
         tasks.start("forget broken uploads", files.forget_uploads())
+        tasks.start("give freed memory back", give_freed_memory_back())
         yield Agent(service, launcher, port, tasks)
 
 

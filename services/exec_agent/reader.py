@@ -9,6 +9,7 @@ from services.common.errors import OutOfRangeError
 from services.exec_agent.execution import Execution
 from services.exec_agent.latch import wake
 from services.exec_agent.model import Chunk, Gap
+from services.exec_agent.pump import LARGE_READ
 from services.exec_agent.spool import NotCachedError, Spool
 
 LARGEST_CHUNK: Final = 1 << 20
@@ -105,8 +106,8 @@ class OutputReader:
 
     @property
     def _gathered(self) -> int:
-        """Never more than is kept: the command would wait for this reader, and this reader for the command."""
-        return min(_GATHERED, self._execution.spool.capacity)
+        """Never more than is kept beside the command's next bytes: it would wait for this reader, and this for it."""
+        return min(_GATHERED, max(0, self._execution.spool.capacity - LARGE_READ))
 
     async def _gather(self) -> None:
         """In a burst, wait a moment until there is enough for a large message."""

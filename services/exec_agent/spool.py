@@ -227,6 +227,8 @@ class Spool:
             self._ring = self._store.create(self._exec_id, self.capacity)
         except OSError:
             self._memory_only = True
+            # What is kept, so that a command waits for its readers instead of dropping what they have not read.
+            self.capacity = min(self.capacity, RECENT_LIMIT)
             return
         self._named = True
         for chunk in self._recent:

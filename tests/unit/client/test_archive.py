@@ -56,6 +56,17 @@ def test_blocks_are_bounded_and_read_by_tar(tmp_path: Path) -> None:
         assert tar.extractfile("big").read() == (root / "big").read_bytes()  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("below", range(0, 4096, 512))
+def test_no_block_is_larger_than_a_message_may_be(tmp_path: Path, below: int) -> None:
+    """Wherever the end of the archive falls."""
+    (tmp_path / "file").write_bytes(os.urandom(archive.BLOCK - below))
+    blocks = [block for block, _size in archive.pack(tmp_path)]
+    assert max(map(len, blocks)) <= archive.BLOCK
+    assert all(blocks)
+    with tarfile.open(fileobj=io.BytesIO(b"".join(blocks))) as tar:
+        assert tar.extractfile("file").read() == (tmp_path / "file").read_bytes()  # type: ignore[union-attr]
+
+
 def test_names_that_are_no_text_and_special_files(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()

@@ -495,3 +495,21 @@ def test_bytes_that_are_not_cached_are_asked_for_apart(monkeypatch: pytest.Monke
         spool.remove()
         with pytest.raises(OSError, match="neither"):
             spool.load(49_000, 1_000)
+
+
+def test_without_a_file_it_keeps_no_more_than_memory_does_and_says_so() -> None:
+    """So that a command waits for its reader where it would have a file's room to run ahead otherwise."""
+    with store() as files:
+        files.create = lambda exec_id, capacity: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))  # type: ignore[method-assign]
+        spool = files.spool(64 << 20)
+        block, offset = b"x" * (512 * KIB), 0
+        for _ in range(4):
+            assert not spool.would_overwrite(offset, len(block))
+            spool.append(1, block)
+            assert spool.would_overwrite(offset, 1)
+            while (found := spool.read(offset, 256 * KIB)) is not None:
+                assert isinstance(found, Chunk)
+                assert found.offset == offset
+                offset += len(found.data)
+        spool.finish()
+        spool.close()

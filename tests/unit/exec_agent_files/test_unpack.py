@@ -16,6 +16,7 @@ from services.common.errors import InvalidArgumentError, OrchardError
 from services.exec_agent.files.archive.pack import pack
 from services.exec_agent.files.archive.unpack import Unpacked, Unpacker
 from services.exec_agent.files.ownership import Owner
+from services.exec_agent.files.reading import CHUNK_BYTES
 from tests.unit.exec_agent_files.support import snapshot
 
 
@@ -279,6 +280,17 @@ def test_what_gnu_tar_packs_and_unpacks(tree: Path, target: Path, tmp_path: Path
 def test_a_single_file_is_packed_under_its_name(tree: Path, target: Path) -> None:
     unpack(target, b"".join(pack(os.fsencode(tree / "script"))))
     assert (target / "script").read_text() == "#!/bin/sh\n"
+
+
+@pytest.mark.parametrize("below", range(0, 4096, 512))
+def test_no_chunk_is_larger_than_a_message_may_be(tmp_path: Path, below: int) -> None:
+    """Wherever the end of the archive falls."""
+    (tmp_path / "file").write_bytes(os.urandom(CHUNK_BYTES - below))
+    chunks = list(pack(os.fsencode(tmp_path)))
+    assert max(map(len, chunks)) <= CHUNK_BYTES
+    assert all(chunks)
+    with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as tar:
+        assert tar.extractfile("file").read() == (tmp_path / "file").read_bytes()  # type: ignore[union-attr]
 
 
 def test_files_that_shrink_or_vanish_do_not_break_the_stream(tmp_path: Path, target: Path) -> None:

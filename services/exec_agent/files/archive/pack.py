@@ -25,7 +25,7 @@ _TYPES: Final = {
 
 
 def pack(path: bytes) -> Generator[bytes, None, None]:
-    """The archive in chunks of CHUNK_BYTES; memory stays flat.
+    """The archive in chunks of CHUNK_BYTES, the last one perhaps of fewer; memory stays flat.
 
     What vanishes meanwhile is left out; a file that shrinks is filled with zeros to the size that its header says, one
     that grows is cut there. Devices and sockets are left out. A link named by `path` itself is followed.
@@ -35,12 +35,18 @@ def pack(path: bytes) -> Generator[bytes, None, None]:
         for piece in _pieces(path):
             buffer += piece
             while len(buffer) >= CHUNK_BYTES:
-                with memoryview(buffer) as view:
-                    chunk = bytes(view[:CHUNK_BYTES])
-                del buffer[:CHUNK_BYTES]
-                yield chunk
+                yield _taken(buffer)
     buffer += b"\0" * (2 * BLOCK)
-    yield bytes(buffer)
+    while buffer:
+        yield _taken(buffer)
+
+
+def _taken(buffer: bytearray) -> bytes:
+    """The first chunk of a buffer, which then begins behind it."""
+    with memoryview(buffer) as view:
+        chunk = bytes(view[:CHUNK_BYTES])
+    del buffer[:CHUNK_BYTES]
+    return chunk
 
 
 def _pieces(path: bytes) -> Iterator[bytes]:

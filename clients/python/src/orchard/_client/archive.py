@@ -25,7 +25,7 @@ def tree_size(root: Path, exclude: Sequence[str] = ()) -> int:
 
 def pack(root: Path, exclude: Sequence[str] = ()) -> Generator[tuple[bytes, int], None, None]:
     """Yield the contents of a folder as a pax archive: (block, bytes of file contents that were read for it). A block
-    has BLOCK bytes, the last one fewer: small files share blocks.
+    has BLOCK bytes, the last one perhaps fewer: small files share blocks.
 
     Symbolic links are kept as links; sockets, pipes and devices are left out.
 
@@ -38,13 +38,20 @@ def pack(root: Path, exclude: Sequence[str] = ()) -> Generator[tuple[bytes, int]
         buffer += piece
         content += size
         while len(buffer) >= BLOCK:
-            with memoryview(buffer) as view:
-                block = bytes(view[:BLOCK])
-            del buffer[:BLOCK]
-            yield block, content
+            yield _taken(buffer), content
             content = 0
     buffer += bytes(2 * _RECORD)
-    yield bytes(buffer), content
+    while buffer:
+        yield _taken(buffer), content
+        content = 0
+
+
+def _taken(buffer: bytearray) -> bytes:
+    """The first block of a buffer, which then begins behind it."""
+    with memoryview(buffer) as view:
+        block = bytes(view[:BLOCK])
+    del buffer[:BLOCK]
+    return block
 
 
 def _pieces(root: Path, exclude: Sequence[str]) -> Iterator[tuple[bytes, int]]:

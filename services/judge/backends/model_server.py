@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import aiohttp
 import httpx2
-import orjson
 
 from services.judge.backends.base import error_of_connection, error_of_status
 
@@ -21,7 +20,7 @@ class ModelServer:
 
     What a vendor's library knows is asked of it once: address, key and headers. Its way to a request goes over every
     option anew for each call, for two thirds of the processor time that a call then takes. Its own retries are not
-    missed: they would be neither counted nor bounded by us.
+    missed: they would be neither counted nor bounded by us. Cookies that a server sets are not sent back.
 
     Args:
         http: the library's client: proxies and certificates of the environment, redirects, connections that are kept.
@@ -53,7 +52,7 @@ class ModelServer:
             "POST",
             self._url,
             headers=[*self._headers, (b"Idempotency-Key", idempotency_key.encode())],
-            content=orjson.dumps(body),
+            content=json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(),
             extensions=dict(self._extensions),
         )
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from services.common.settings import SettingsError
 
@@ -58,6 +58,13 @@ class JudgeSettings(BaseModel):
     completion_usd_per_million: float = Field(default=0, ge=0)
     cached_usd_per_million: float | None = Field(default=None, ge=0, description="Default: as other prompt tokens.")
     script: tuple[ScriptRule, ...] = ()
+
+    @field_validator("extra_body")
+    @classmethod
+    def _is_json(cls, value: dict[str, Any]) -> dict[str, Any]:
+        # Python reads NaN, Infinity and halves of surrogate pairs, which no server would.
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        return value
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
@@ -31,6 +33,8 @@ _SUMS: Final = {
 _COUNTS: Final = ", ".join(f"{sum_} AS {name}" for name, sum_ in _SUMS.items())
 # Of one statement: 100,000 instances are 22 MB. With the usual 4 MB they would be sorted, which takes twice as long.
 _WORK_MEMORY: Final = "SET LOCAL work_mem = '32MB'"
+# At once: a hash table may take twice that of the server's memory.
+_LARGE_COUNTS: Final = 2
 
 
 class StatsStore:
@@ -38,6 +42,7 @@ class StatsStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._large = asyncio.Semaphore(_LARGE_COUNTS)
 
     async def stats(
         self, tenant: str, wanted: Filter, dimension: Dimension, label: str, ks: Sequence[int]
@@ -47,7 +52,7 @@ class StatsStore:
         value = _value(dimension)
         query = families_query(value, where) if ks else counts_query(value, where)
         named = [label] if dimension is Dimension.LABEL else []
-        async with self._database.driver() as connection:
+        async with self._large if ks else nullcontext(), self._database.driver() as connection:
             if ks:
                 await connection.execute(_WORK_MEMORY)
             rows = await (await connection.execute(query, [*named, *values])).fetchall()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import functools
 import gc
@@ -90,3 +91,40 @@ def test_what_a_coroutine_returns_and_raises_is_passed_on() -> None:
     with pytest.raises(LookupError, match="no such thing"):
         portal.run(fail())
     portal.stop()
+
+
+def test_threads_that_stop_it_and_threads_that_go_on() -> None:
+    """Whoever stops it ends one loop, the one that there is; whoever calls then has another."""
+    portal = Portal()
+    failures: list[BaseException] = []
+
+    def use(stops: bool) -> None:
+        try:
+            for number in range(60):
+                with contextlib.suppress(concurrent.futures.CancelledError):
+                    assert portal.run(asyncio.sleep(0, number)) == number
+                if stops:
+                    portal.stop()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=use, args=(number < 2,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+    assert not any(thread.is_alive() for thread in threads)
+    assert failures == []
+    portal.stop()
+
+
+def test_the_loops_thread_is_named_and_seen_by_profilers() -> None:
+    seen: list[str] = []
+    threading.setprofile(lambda frame, event, argument: seen.append(threading.current_thread().name))
+    try:
+        portal = Portal()
+        portal.run(asyncio.sleep(0))
+        portal.stop()
+    finally:
+        threading.setprofile(None)  # type: ignore[arg-type]
+    assert "orchard-client" in seen

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from orchard.rewards.scores import Abstained
+from pydantic import ValidationError
 
 from services.judge.backends.settings import HIDDEN, JudgeSettings
 from services.judge.codec import verdict_json
@@ -39,6 +40,12 @@ def test_fields_that_are_named_like_keys_are_hidden_wherever_they_stand() -> Non
     assert "s3cret" not in json.dumps(found)
     assert found["extra_body"]["plain"] == plain
     assert found["extra_body"]["api_key"] == HIDDEN
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", '"\\ud800"', '{"deep": [1e999]}'])
+def test_fields_that_cannot_be_sent_are_refused_before_anything_is(value: str) -> None:
+    with pytest.raises(ValidationError, match="extra_body"):
+        settings(extra_body={"x": json.loads(value)})
 
 
 def test_other_judges_stay_other_judges() -> None:

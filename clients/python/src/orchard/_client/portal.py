@@ -6,6 +6,7 @@ import _thread
 import asyncio
 import concurrent.futures
 import os
+import sys
 import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
@@ -90,12 +91,16 @@ class Portal:
 
     def stop(self) -> None:
         """End the loop and its thread."""
-        if self._pid != os.getpid() or self._loop is None:
+        if self._pid != os.getpid():
             return
-        loop, thread_id, self._loop, self._thread_id = self._loop, self._thread_id, None, 0
+        with self._start_lock:
+            loop, alive, thread_id = self._loop, self._alive, self._thread_id
+            self._loop, self._thread_id = None, 0
+        if loop is None:
+            return
         loop.call_soon_threadsafe(loop.stop)
-        if threading.get_ident() != thread_id and self._alive.acquire(timeout=_CLEANUP_SECONDS):
-            self._alive.release()
+        if threading.get_ident() != thread_id and alive.acquire(timeout=_CLEANUP_SECONDS):
+            alive.release()
 
 
 class _Job:
@@ -160,8 +165,14 @@ async def _step(items: AsyncIterator[Any]) -> Any:
 
 
 def _run(loop: asyncio.AbstractEventLoop, alive: threading.Lock) -> None:
-    asyncio.set_event_loop(loop)
     try:
+        # What threading.Thread does for debuggers, profilers and logs.
+        if trace := threading.gettrace():
+            sys.settrace(trace)
+        if profile := threading.getprofile():
+            sys.setprofile(profile)
+        threading.current_thread().name = "orchard-client"
+        asyncio.set_event_loop(loop)
         loop.run_forever()
     finally:
         try:

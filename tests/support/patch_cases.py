@@ -48,6 +48,7 @@ class Case:
     Attributes:
         new: what the patch makes of `old`, and with `reverse` the other way round.
         target: the tree that is patched: the source, changed by `situation`.
+        parts: the diffs that the patch is made of, where it is a series of them.
     """
 
     number: int
@@ -60,6 +61,7 @@ class Case:
     reverse: bool
     fuzz: int
     edits: tuple[str, ...] = field(default=())
+    parts: tuple[bytes, ...] = field(default=())
 
     @property
     def source(self) -> Tree:
@@ -108,6 +110,22 @@ def read_tree(folder: Path) -> Contents:
     return found
 
 
+def import_trees(folder: Path, trees: Mapping[str, Tree]) -> None:
+    """All trees as commits, each on the branch of its name, of one repository in a folder, by one process."""
+    folder.mkdir(exist_ok=True)
+    run_tool("git", "init", "-q", "--bare", "repository", cwd=folder)
+    pieces = []
+    for branch, tree in trees.items():
+        pieces.append(b"commit refs/heads/%s\n" % branch.encode())
+        pieces.append(b"committer n <e@example.com> 0 +0000\ndata 0\ndeleteall\n")
+        for name, file in tree.items():
+            mode = b"120000" if file.is_link else b"100755" if file.executable else b"100644"
+            pieces.append(b"M %s inline %s\n" % (mode, _quoted(name)))
+            pieces.append(b"data %d\n%s\n" % (len(file.data), file.data))
+    stdin = b"".join(pieces) + b"done\n"
+    run_tool("git", "fast-import", "--quiet", "--done", cwd=folder / "repository", stdin=stdin)
+
+
 class Generator:
     """Makes cases; `folder` is for the tools and may be removed afterwards."""
 
@@ -131,27 +149,12 @@ class Generator:
         return _Draft(number, rng, maker, flavour, old, new, edits)
 
     def _import(self, drafts: Sequence[_Draft]) -> None:
-        """Both trees of every draft as commits of one repository, by one process."""
-        self._folder.mkdir(exist_ok=True)
-        _run("git", "init", "-q", "--bare", "repository", cwd=self._folder)
-        pieces = []
+        trees = {}
         for draft in drafts:
             inside = b"".join(b"up%d/" % depth for depth in range(draft.flavour.strip - 1))
             for side, tree in (("old", draft.old), ("new", draft.new)):
-                pieces.append(b"commit refs/heads/%d/%s\n" % (draft.number, side.encode()))
-                pieces.append(b"committer n <e@example.com> 0 +0000\ndata 0\ndeleteall\n")
-                for name, file in tree.items():
-                    mode = b"120000" if file.is_link else b"100755" if file.executable else b"100644"
-                    pieces.append(b"M %s inline %s\n" % (mode, _quoted(inside + name)))
-                    pieces.append(b"data %d\n%s\n" % (len(file.data), file.data))
-        _run(
-            "git",
-            "fast-import",
-            "--quiet",
-            "--done",
-            cwd=self._folder / "repository",
-            stdin=b"".join(pieces) + b"done\n",
-        )
+                trees[f"{draft.number}/{side}"] = {inside + name: file for name, file in tree.items()}
+        import_trees(self._folder, trees)
 
     def _finish(self, draft: _Draft) -> Case | None:
         text = self._git_diff(draft) if draft.flavour.tool == "git" else self._plain_diff(draft)
@@ -175,7 +178,7 @@ class Generator:
 
     def _git_diff(self, draft: _Draft) -> bytes:
         command = ["git", *draft.flavour.arguments]
-        return _run(*command, f"{draft.number}/old", f"{draft.number}/new", cwd=self._folder / "repository")
+        return run_tool(*command, f"{draft.number}/old", f"{draft.number}/new", cwd=self._folder / "repository")
 
     def _plain_diff(self, draft: _Draft) -> bytes:
         place = self._folder / "plain"
@@ -183,7 +186,7 @@ class Generator:
         for side, tree in (("old", draft.old), ("new", draft.new)):
             write_tree(place / side / inside, tree)
         try:
-            return _run("diff", *draft.flavour.arguments, "old", "new", cwd=place, ok=(0, 1, 2))
+            return run_tool("diff", *draft.flavour.arguments, "old", "new", cwd=place, ok=(0, 1, 2))
         finally:
             shutil.rmtree(place)
 
@@ -216,7 +219,8 @@ def _quoted(name: bytes) -> bytes:
     return b'"' + b"".join(b"\\%03o" % byte for byte in name) + b'"'
 
 
-def _run(*argv: str, cwd: Path, stdin: bytes = b"", ok: tuple[int, ...] = (0,)) -> bytes:
+def run_tool(*argv: str, cwd: Path, stdin: bytes = b"", ok: tuple[int, ...] = (0,)) -> bytes:
+    """What a tool writes; a code that is not `ok` fails the test."""
     done = subprocess.run(argv, cwd=cwd, input=stdin, capture_output=True, env=ENVIRONMENT, timeout=120)
     assert done.returncode in ok, (argv, done.stderr.decode("utf-8", "replace"))
     return done.stdout

@@ -74,7 +74,7 @@ class Maker:
             del target[self._rng.choice(sorted(target))]
         elif situation == "in the way":
             for name in sorted(result.keys() - source.keys()):
-                if _is_free(target, name):
+                if is_free(target, name):
                     target[name] = File(self._text(), executable=self._rng.random() < 0.2)
         elif situation in ways:
             for name in sorted(target):
@@ -97,7 +97,7 @@ class Maker:
                 name += b"%d" % self._serial
             if self._plain_names and name.startswith((b"-", b" ")):
                 continue
-            if _is_free(tree, name):
+            if is_free(tree, name):
                 return name
         return None
 
@@ -186,9 +186,10 @@ class Maker:
         return self._again(tree, keep=True) is not None
 
     def _again(self, tree: Tree, *, keep: bool) -> bytes | None:
-        old, new = self._pick(tree), self._name(tree)
-        if old is None or new is None:
+        new = self._name(tree)
+        if not tree or new is None:
             return None
+        old = self._rng.choice(sorted(tree))
         tree[new] = tree[old]
         if not keep:
             del tree[old]
@@ -274,7 +275,7 @@ class Maker:
         return name is not None
 
 
-def _is_free(tree: Mapping[bytes, File], name: bytes) -> bool:
+def is_free(tree: Mapping[bytes, File], name: bytes) -> bool:
     """Whether a file of this name can be made: nothing is there, above it or below it."""
     parts = name.split(b"/")
     above = {b"/".join(parts[:depth]) for depth in range(1, len(parts) + 1)}

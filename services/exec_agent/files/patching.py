@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from bisect import bisect
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,7 +28,6 @@ from services.exec_agent.files.patch import (
 )
 from services.exec_agent.files.paths import DIRECTORY_FLAGS, rename_into_free_name, temporary_name
 from services.exec_agent.files.reading import open_regular_entry
-from services.exec_agent.files.removing import remove_entry
 from services.exec_agent.files.tree import Cursor, walk
 from services.exec_agent.files.writing import TemporaryFile, keep_owner
 
@@ -74,25 +74,54 @@ class _DirectoryTree:
 
     def __init__(self, beneath: Beneath) -> None:
         self._beneath = beneath
+        self._names: dict[tuple[int, int, bytes], bytes] = {}
 
     def read(self, path: bytes) -> Entry | None:
         """See patch.Tree."""
         parents, name = _split(path)
         try:
             with self._beneath.directory(parents) as directory:
+                self._refuse_second_name(path, name, directory)
                 return _read(name, directory)
         except EscapeError:
             raise PatchPathError(
                 path, f"the patch's path {shown(path)!r} leads out of the target directory through a link"
             ) from None
         except FileNotFoundError:
+            self._refuse_missing_directories(path)
             return None
         except OSError as error:
             if error.errno in {errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENAMETOOLONG, errno.ELOOP}:
                 raise UnpatchableError(_REASONS[error.errno]) from error
             raise BelowError(error, path) from error
 
-    def holds_others(self, path: bytes, removed: Container[bytes]) -> bool:
+    def _refuse_second_name(self, path: bytes, name: bytes, directory: int) -> None:
+        """One file by two names, through a link to a directory: it cannot become what is planned for each."""
+        status = os.fstat(directory)
+        other = self._names.setdefault((status.st_dev, status.st_ino, name), path)
+        if other != path:
+            raise UnpatchableError(f"it is the same file as {shown(other)!r}, by way of a link")
+
+    def _refuse_missing_directories(self, path: bytes) -> None:
+        """What a link to nothing leads to must not come to be, for it has a name of its own; others are made."""
+        parts = path.split(b"/")
+        missing = bisect(range(len(parts)), False, key=lambda depth: not self._is_directory(parts[:depth]))
+        if missing == len(parts):
+            return
+        with self._beneath.directory(parts[: missing - 1]) as directory:
+            self._refuse_second_name(path, b"/".join(parts[missing - 1 :]), directory)
+            with suppress(FileNotFoundError):
+                if stat.S_ISLNK(os.stat(parts[missing - 1], dir_fd=directory, follow_symlinks=False).st_mode):
+                    raise UnpatchableError("a parent of it is a symbolic link to nothing")
+
+    def _is_directory(self, parts: list[bytes]) -> bool:
+        try:
+            with self._beneath.directory(parts):
+                return True
+        except FileNotFoundError:
+            return False
+
+    def holds_others(self, path: bytes, removed: Container[bytes]) -> bool | None:
         """See patch.Tree."""
         parents, name = _split(path)
         with (
@@ -104,7 +133,7 @@ class _DirectoryTree:
                 not node.is_directory and path + b"/" + node.path not in removed
                 for node in walk(cursor, recursive=True)
             )
-        return False
+        return None
 
 
 _REASONS: Final = {
@@ -250,15 +279,17 @@ class _Commit:
     def _clear(self, step: _Step, directory: int) -> None:
         """Move a directory out of a file's way, if all that is left in it are backups of ours."""
         try:
-            with Cursor(os.open(step.name, DIRECTORY_FLAGS, dir_fd=directory)) as cursor:
-                if any(
-                    node.name not in self._backups for node in walk(cursor, recursive=True) if not node.is_directory
-                ):
-                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            self._refuse_others(step.name, directory)
         except (FileNotFoundError, NotADirectoryError):
             return
         step.backup = temporary_name()
         os.rename(step.name, step.backup, src_dir_fd=directory, dst_dir_fd=directory)
+        self._refuse_others(step.backup, directory)  # one may have come before the rename
+
+    def _refuse_others(self, name: bytes, directory: int) -> None:
+        with Cursor(os.open(name, DIRECTORY_FLAGS, dir_fd=directory)) as cursor:
+            if any(node.name not in self._backups for node in walk(cursor, recursive=True) if not node.is_directory):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
 
     def _undo(self, step: _Step) -> None:
         """Bring the old content back."""
@@ -278,13 +309,31 @@ class _Commit:
 
     def _tidy(self, step: _Step) -> None:
         """Drop the old content, and parents that a removal leaves empty, as git does."""
-        with suppress(OSError, EscapeError), self._beneath.directory(step.parents) as directory:
-            if step.backup:
-                remove_entry(step.backup, directory, recursive=True)
+        if step.backup:
+            with suppress(OSError, EscapeError):
+                self._remove_backup([*step.parents, step.backup])
         if step.change.after is None:
             for depth in range(len(step.parents), 0, -1):
                 if not self._remove_if_empty(step.parents[:depth]):
                     break
+
+    def _remove_backup(self, parts: list[bytes]) -> None:
+        """Remove a file; of a directory only what is ours, and not itself if another made something in it meanwhile."""
+        directories = [parts]
+        with self._beneath.directory(parts[:-1]) as directory:
+            try:
+                descriptor = os.open(parts[-1], DIRECTORY_FLAGS, dir_fd=directory)
+            except NotADirectoryError:
+                os.unlink(parts[-1], dir_fd=directory)
+                return
+            with Cursor(descriptor) as cursor:
+                for node in walk(cursor, recursive=True):
+                    if node.is_directory:
+                        directories.append([*parts, *node.path.split(b"/")])
+                    elif node.name in self._backups:
+                        _unlink(node.name, node.parent_fd)
+        for parts_of_one in reversed(directories):
+            self._remove_if_empty(parts_of_one)
 
     def _remove_if_empty(self, parts: list[bytes]) -> bool:
         try:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.common.errors import OrchardError
 from services.exec_agent.files.patch import Options, Plan
 from services.exec_agent.files.patching import apply_patch
 from tests.support.patch_cases import ENVIRONMENT, Case, Contents, read_tree, write_tree
+from tests.support.patch_edits import File, Tree
 
 _UNKNOWN_TO_GNU = (b"rename ", b"copy ", b"GIT binary", b"Binary files", b"new file mode 12", b"deleted file mode 12")
 
@@ -41,35 +43,64 @@ def apply_ours(folder: Path, case: Case, text: bytes, *, fuzz: int = 0, partial:
     write_tree(folder, case.target)
     before = read_tree(folder)
 
-    def run(dry_run: bool) -> Plan:
-        return apply_patch(
-            os.fsencode(folder),
-            text,
-            strip=case.flavour.strip,
-            dry_run=dry_run,
-            options=Options(reverse=case.reverse, fuzz=fuzz, partial=partial),
-            default_owner=lambda: (os.geteuid(), os.getegid()),
-        )
+    def run(dry_run: bool) -> Plan | OrchardError:
+        try:
+            return apply_patch(
+                os.fsencode(folder),
+                text,
+                strip=case.flavour.strip,
+                dry_run=dry_run,
+                options=Options(reverse=case.reverse, fuzz=fuzz, partial=partial),
+                default_owner=lambda: (os.geteuid(), os.getegid()),
+            )
+        except OrchardError as error:
+            return error
 
-    try:
-        rehearsal = run(dry_run=True)
-        assert read_tree(folder) == before, f"a dry run changed the tree: {case}"
-        plan = run(dry_run=False)
-        assert (rehearsal.fits, rehearsal.results) == (plan.fits, plan.results), f"a dry run said otherwise: {case}"
-    except OrchardError as error:
+    rehearsal = run(dry_run=True)
+    assert read_tree(folder) == before, f"a dry run changed the tree: {case}"
+    plan = run(dry_run=False)
+    assert _said(rehearsal) == _said(plan), f"a dry run said otherwise: {case}\n{text!r}"
+    if isinstance(plan, OrchardError):
         # Only what is no patch (diff quotes no name of a binary file), or leaves the folder, is an error.
         allowed = {"PATCH_PATH_ESCAPES"} | ({"PATCH_MALFORMED"} if case.flavour.tool == "diff" else set())
-        assert error.reason in allowed, (case, error)
+        assert plan.reason in allowed, (case, plan)
         assert read_tree(folder) == before, f"refused, and yet something changed: {case}"
-        return Outcome(False, _taken(folder), str(error))
+        return Outcome(False, _taken(folder), str(plan))
     assert plan.fits or partial or read_tree(folder) == before, f"not all fits, and yet something changed: {case}"
+    assert not any(b".orchard-" in name for name in read_tree(folder)), f"something is left behind: {case}"
     return Outcome(plan.fits, _taken(folder), str(plan.results), plan)
+
+
+def _said(answer: Plan | OrchardError) -> object:
+    return str(answer) if isinstance(answer, OrchardError) else (answer.fits, answer.results)
 
 
 def apply_git(folder: Path, case: Case, text: bytes) -> Outcome:
     argv = ["git", "apply", "--whitespace=nowarn", f"-p{case.flavour.strip}"]
     argv += ["-R"] * case.reverse + ["--unidiff-zero"] * (not case.flavour.has_context)
     return _by_tool(folder, case, [*argv, "-"], text)
+
+
+def apply_git_in_turn(folder: Path, case: Case) -> Outcome:
+    """The diffs of a series by `git apply`, one after the other: all of them or nothing."""
+    tree, said = case.target, ""
+    for part in case.parts[:: -1 if case.reverse else 1]:
+        step = apply_git(folder, replace(case, target=tree), part)
+        said += step.said
+        if not step.applied:
+            write_tree(folder, case.target)
+            return Outcome(False, _taken(folder), said)
+        tree = _as_files(step.tree)
+    write_tree(folder, tree)
+    return Outcome(True, _taken(folder), said)
+
+
+def _as_files(contents: Contents) -> Tree:
+    return {
+        name: File(data, executable=bool(mode & 0o100), is_link=stat.S_ISLNK(mode))
+        for name, (mode, data) in contents.items()
+        if not stat.S_ISDIR(mode)
+    }
 
 
 def apply_gnu(folder: Path, case: Case, text: bytes, fuzz: int) -> Outcome:

@@ -74,14 +74,17 @@ class Difference(NamedTuple):
 
 
 def _gnu_agrees(compared: Compared) -> bool:
-    """In each section that git alone sees otherwise than we, GNU patch is of our mind."""
+    """In each section that git alone sees otherwise than we, GNU patch is of our mind, if it can read the name."""
     case, folder = compared.case, compared.folder
     judged = 0
     for text in plain_sections(case):
         if not apply_git(folder / "other", case, text).same_as(apply_ours(folder / "alone", case, text)):
             ours = apply_ours(folder / "alone", case, text, partial=True)
-            if not apply_gnu(folder / "judge", case, text, 0).same_as(ours):
-                return False
+            judge = apply_gnu(folder / "judge", case, text, 0)
+            if not judge.same_as(ours):
+                if not _blank_at_an_end(Compared(case, text, ours, judge, folder)):
+                    return False
+                continue
             judged += 1
     return judged > 0
 

@@ -26,8 +26,9 @@ class MemoryTree:
     def read(self, path: bytes) -> Entry | None:
         return self.files.get(path)
 
-    def holds_others(self, path: bytes, removed: Container[bytes]) -> bool:
-        return any(name.startswith(path + b"/") and name not in removed for name in self.files)
+    def holds_others(self, path: bytes, removed: Container[bytes]) -> bool | None:
+        inside = [name for name in self.files if name.startswith(path + b"/")]
+        return any(name not in removed for name in inside) if inside else None
 
 
 def entry(data: bytes, mode: int = 0o644) -> Entry:

@@ -137,6 +137,55 @@ def test_many_equal_lines_do_not_take_for_ever() -> None:
     assert not plan.fits
 
 
+def _replaced(old: list[bytes], new: list[bytes], start: int) -> bytes:
+    head = b"--- a/f\n+++ b/f\n@@ -%d,%d +%d,%d @@\n" % (start, len(old), start, len(new))
+    return head + b"".join(b"-" + line for line in old) + b"".join(b"+" + line for line in new)
+
+
+def test_long_hunks_of_equal_lines_do_not_take_for_ever() -> None:
+    """A comparison counts by the lines that it may have to look at."""
+    old = [b"x\n", b"y\n"] * 2000 + [b"y\n"]
+    plan, _ = apply_to(b"x\ny\n" * 20_000, _replaced(old, [b"z\n"], 1))
+    assert "too many places to compare" in plan.results[0].hunks[0].error
+
+
+def test_a_long_hunk_is_found_where_it_moved_to() -> None:
+    old = [b"%d\n" % (number % 1000) for number in range(6000)]  # no line is the only one of its kind
+    before, after = b"before\n" * 3000, b"".join(old[:500]) + b"after\n"
+    plan, result = apply_to(before + b"".join(old) + after, _replaced(old, [b"new\n"], 1))
+    assert plan.fits, plan.results
+    assert plan.results[0].hunks[0].applied_line == 3001
+    assert result == before + b"new\n" + after
+
+
+def test_a_patch_of_ten_megabytes_is_found_where_it_moved_to() -> None:
+    lines = [b"line %06d of the old file\n" % number for number in range(200_000)]
+    new = [b"line %06d of the new file\n" % number for number in range(200_000)]
+    text = _replaced(lines, new, 1)
+    assert len(text) > 10 << 20
+    plan, result = apply_to(b"moved\n" * 10 + b"".join(lines), text)
+    assert plan.fits, plan.results
+    assert result == b"moved\n" * 10 + b"".join(new)
+
+
+def test_many_long_hunks_in_one_file() -> None:
+    """Each is looked for from where the one before it was found: that costs no search."""
+    blocks = [[b"%d of block %d\n" % (line, block) for line in range(2000)] for block in range(40)]
+    header, *hunks = (_replaced(old, [b"new\n"] * 2000, 1 + 2000 * n) for n, old in enumerate(blocks))
+    text = header + b"".join(hunk.split(b"\n", 2)[2] for hunk in hunks)
+    plan, result = apply_to(b"moved\n" + b"".join(b"".join(old) for old in blocks), text)
+    assert plan.fits
+    assert result == b"moved\n" + b"new\n" * 80_000
+
+
+def test_all_context_may_be_ignored_at_the_end_of_a_shorter_file() -> None:
+    text = b"--- a/f\n+++ b/f\n@@ -10,3 +10,4 @@\n 10\n 11\n 12\n+new\n"
+    plan, result = apply_to(b"a\nb\nc\nd\n", text, fuzz=3)
+    assert plan.fits, plan.results
+    assert result == b"a\nb\nc\nd\nnew\n"
+    assert not apply_to(b"a\nb\nc\nd\n", text, fuzz=2)[0].fits
+
+
 def test_crlf_is_kept() -> None:
     text = b"--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n a\r\n-b\r\n+c\r\n"
     assert apply_to(b"a\r\nb\r\n", text)[1] == b"a\r\nc\r\n"

@@ -13,6 +13,7 @@ from services.exec_agent.files.patch.model import (
     FilePatch,
     PatchMalformedError,
     PatchPathError,
+    UnpatchableError,
 )
 from services.exec_agent.files.patch.parse import parse
 from services.exec_agent.files.patch.plan import (
@@ -21,7 +22,6 @@ from services.exec_agent.files.patch.plan import (
     Options,
     Plan,
     Tree,
-    UnpatchableError,
     make_plan,
 )
 

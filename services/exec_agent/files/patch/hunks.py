@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from services.exec_agent.files.patch.model import Hunk
 
 _MAXIMUM_COMPARISONS: Final = 500_000  # a file of equal lines and many hunks would take for ever
+_LINES_AT_ONCE: Final = 64  # so many lines more make a comparison as dear as two
 _SHOWN_BYTES: Final = 120
 
 
@@ -141,7 +142,7 @@ class _Image:
         for place in self._candidates(pattern, expected):
             if self._comparisons_left <= 0:
                 break
-            self._comparisons_left -= 1
+            self._comparisons_left -= 1 + len(pattern.lines) // _LINES_AT_ONCE
             if 0 <= place <= last and self._fits(pattern, place):
                 return place
         return None
@@ -152,7 +153,7 @@ class _Image:
             self._index = {}
             for position, text in enumerate(self._lines):
                 self._index.setdefault(text, []).append(position)
-        rarest: list[int] | None = None
+        rarest: Sequence[int] | None = None
         shift = 0
         for position, text in enumerate(pattern.lines, pattern.before):
             places = self._index.get(text)
@@ -161,7 +162,8 @@ class _Image:
             if rarest is None or len(places) < len(rarest):
                 rarest, shift = places, position
         if rarest is None:
-            return
+            # All that could be compared is ignored: it fits wherever there are as many lines.
+            rarest = range(len(self._lines) - pattern.length + 1)
         split = bisect_left(rarest, self._frozen + shift)
         for lowest, highest in ((split, len(rarest)), (0, split)):
             for line in _outward(rarest, lowest, highest, expected + shift):

@@ -33,6 +33,10 @@ class PatchPathError(Exception):
         self.message = message
 
 
+class UnpatchableError(Exception):
+    """A file that no patch can be applied to; the message says why, as the end of a sentence."""
+
+
 class Action(enum.Enum):
     """What a patch does to a file."""
 
@@ -124,7 +128,7 @@ class FilePatch:
         forward: the change of a binary file.
         backward: the change that undoes it.
         problem: why it cannot be applied, whatever the file is.
-        commit: number of the diff it is part of, from 0: text between sections, as a mail's header, begins another.
+        commit: number of the diff it is part of, from 0; see number_commits.
         copied_from: of a deletion that undoes a copy: the file it was copied from, to whose content it must come back.
     """
 

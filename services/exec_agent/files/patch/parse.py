@@ -12,6 +12,7 @@ from typing import Final
 
 from services.exec_agent.files.patch import names
 from services.exec_agent.files.patch.binary import read_binary
+from services.exec_agent.files.patch.commits import number_commits
 from services.exec_agent.files.patch.lines import Lines
 from services.exec_agent.files.patch.model import (
     NO_BINARY_DATA,
@@ -50,9 +51,9 @@ def parse(text: bytes, strip: int | None = None) -> list[FilePatch]:
     while lines.head:
         head = lines.header
         if head.startswith(b"diff --git "):
-            found.append(replace(parser.git_section(), commit=commit))
+            patch = parser.git_section()
         elif head.startswith(b"--- ") and lines.after_head.startswith(b"+++ "):
-            found.append(replace(parser.plain_section(), commit=commit))
+            patch = parser.plain_section()
         elif head.startswith(b"@@ -") and _HUNK.match(head):
             raise PatchMalformedError(
                 lines.number, "a hunk without a file header; '--- ' and '+++ ' lines must stand before it"
@@ -60,16 +61,18 @@ def parse(text: bytes, strip: int | None = None) -> list[FilePatch]:
         elif head.startswith((b"diff --cc ", b"diff --combined ")):
             raise PatchMalformedError(lines.number, "a combined diff of a merge cannot be applied; diff two trees")
         elif match := _BINARY.match(head):
-            found.append(replace(parser.plain_binary(match), commit=commit))
+            patch = parser.plain_binary(match)
         else:
             if head and found and found[-1].commit == commit:
                 commit += 1
             lines.advance()
+            continue
+        found.append(replace(patch, commit=commit))
     if not found:
         raise PatchMalformedError(
             1, "no patch in it; expected a unified or git diff, which has a 'diff --git' or '--- ' and '+++ ' lines"
         )
-    return found
+    return number_commits(found)
 
 
 @dataclass(slots=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import stat
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Final, Protocol
 
-from services.exec_agent.files.patch.binary import DeltaError, apply_delta
+from services.exec_agent.files.patch.content import binary_content, new_mode
 from services.exec_agent.files.patch.hunks import HunkResult, apply_hunks
 from services.exec_agent.files.patch.model import (
     NO_BINARY_DATA,
@@ -17,16 +17,13 @@ from services.exec_agent.files.patch.model import (
     Entry,
     FilePatch,
     PatchPathError,
+    UnpatchableError,
 )
+from services.exec_agent.files.patch.occupied import Occupied, parents
 
 _GIT_LINK: Final = 0o160000
-_EXECUTABLE: Final = 0o111
 _MAXIMUM_ATTEMPTS: Final = 8  # a chain of renames, each into the place of the next, would take one for each
 _LINES_LEFT: Final = "the patch deletes the file, but lines would be left in it"
-
-
-class UnpatchableError(Exception):
-    """A file that no patch can be applied to; the message says why, as the end of a sentence."""
 
 
 class Tree(Protocol):
@@ -40,8 +37,11 @@ class Tree(Protocol):
             UnpatchableError: a directory, device or the like is there, or it cannot be read.
         """
 
-    def holds_others(self, path: bytes, removed: Container[bytes]) -> bool:
-        """Whether there is a directory at a path with a file in it, at any depth, that is not `removed`."""
+    def holds_others(self, path: bytes, removed: Container[bytes]) -> bool | None:
+        """Whether the directory at a path has a file in it, at any depth, that is not `removed`.
+
+        None if no directory is there; a link to one is none.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,41 +152,64 @@ class _Planner:
         self._options = options
         self._patches = patches
         self._kept = kept
+        self._none_goes = none_goes
+        self._position = 0
         self._originals: dict[bytes, Entry | None] = {}
+        self._read: set[bytes] = set()
         self._state: dict[bytes, Entry | None] = {}
         # What the patches of one commit changed, as it was before: a rename or copy in it means that.
         self._before: dict[bytes, Entry | None] = {}
-        self._moved_onto: set[bytes] = set()
+        self._made: set[bytes] = set()
         self._undone_copies: list[tuple[int, FilePatch, Entry, bytes]] = []
-        # The last patch that takes a path away: until then a path that shall be made may still be there.
+        # The last patch of a commit that takes a path away: until then one that shall be made may still be there.
         self._last_removal: dict[bytes, int] = {}
-        for position, patch in enumerate(() if none_goes else patches):
-            if patch.action in _REMOVING and position not in kept:
-                self._last_removal[patch.old_path] = position
-        self._emptied = {parent for path in self._last_removal for parent in _parents(path)}
+        # What the patches take away up to the end of this commit, and the directories of it.
+        self._going: set[bytes] = set()
+        self._emptied: set[bytes] = set()
+        self._occupied = Occupied()
 
     def run(self) -> dict[int, FileResult]:
         """Apply all patches; returns what became of each."""
         results: dict[int, FileResult] = {}
-        for position, patch in enumerate(self._patches):
-            if position and patch.commit != self._patches[position - 1].commit:
-                self._end_commit(results)
-            results[position] = self._kept[position] if position in self._kept else self._apply(position, patch)
-        self._end_commit(results)
+        for _commit, patches in groupby(enumerate(self._patches), key=lambda numbered: numbered[1].commit):
+            numbered = list(patches)
+            self._begin_commit(numbered)
+            for self._position, patch in numbered:
+                kept = self._kept.get(self._position)
+                results[self._position] = self._apply(patch) if kept is None else kept
+            self._end_commit(results)
         return results
+
+    def _begin_commit(self, patches: Sequence[tuple[int, FilePatch]]) -> None:
+        for position, patch in () if self._none_goes else patches:
+            if patch.action in _REMOVING and position not in self._kept:
+                self._last_removal[patch.old_path] = position
+        for path in self._last_removal:
+            self._going.add(path)
+            self._emptied.update(parents(path))
+            self._occupied.mark(path, is_there=False)
 
     def _end_commit(self, results: dict[int, FileResult]) -> None:
         """Only when all of a commit is undone it shows whether a copy is what it was copied from."""
         for position, patch, present, data in self._undone_copies:
-            origin = self._current(patch.copied_from)
-            if data and (origin is None or origin.data != data):
+            origin = self._now(patch.copied_from)
+            if data and (origin is None or (origin.data, origin.is_link) != (data, present.is_link)):
                 self._state[patch.path] = present
                 results[position] = replace(results[position], error=_LINES_LEFT)
+        for path in self._last_removal:
+            self._occupied.mark(path, is_there=self._state.get(path) is not None)
+        self._last_removal.clear()
         self._undone_copies.clear()
         self._before.clear()
-        self._moved_onto.clear()
+        self._made.clear()
 
-    def _apply(self, position: int, patch: FilePatch) -> FileResult:
+    def _now(self, path: bytes) -> Entry | None:
+        try:
+            return self._current(path)
+        except UnpatchableError:
+            return None
+
+    def _apply(self, patch: FilePatch) -> FileResult:
         """Apply one file's patch to the state."""
         result = FileResult(patch.path, patch.old_path if patch.action in _TWO_PATHS else b"", patch.action)
         try:
@@ -195,12 +218,12 @@ class _Planner:
             _refuse_hopeless(patch)
             source = self._source(patch)
             if patch.path != patch.old_path:
-                self._check_free(position, patch)
+                self._check_free(patch)
             data, hunks = self._content(patch, source)
             result = replace(result, hunks=hunks)
             if any(hunk.error for hunk in hunks) and not self._options.partial:
                 return result
-            self._store(position, patch, source, data, hunks)
+            self._store(patch, source, data, hunks)
         except UnpatchableError as error:
             return replace(result, error=str(error))
         return result
@@ -209,9 +232,16 @@ class _Planner:
         if path not in self._before:
             self._before[path] = self._state[path] if path in self._state else self._original(path)
         self._state[path] = entry
+        # What was made by this commit and goes with it again is in nobody's way.
+        is_passing = self._before[path] is None and self._goes_later(path)
+        self._occupied.mark(path, is_there=entry is not None and not is_passing)
 
     def changes(self) -> tuple[Change, ...]:
-        """What differs from the tree, in the order in which it came up."""
+        """What differs from the tree, in the order in which it came up.
+
+        Raises:
+            PatchPathError: a file was read through a link that is itself changed, so there is no order to make both.
+        """
         found = []
         for path, after in self._state.items():
             before = self._original(path)
@@ -219,19 +249,34 @@ class _Planner:
                 continue
             if before is not None and after is not None and (before.data, before.mode) == (after.data, after.mode):
                 continue
+            if after is not None and path in self._read:
+                self._refuse_changed_links(path)
             found.append(Change(path, before, after))
         return tuple(found)
+
+    def _refuse_changed_links(self, path: bytes) -> None:
+        for parent in parents(path):
+            if parent in self._state and self._was_link(parent):
+                shown = path.decode("utf-8", "replace")
+                raise PatchPathError(path, f"the patch's path {shown!r} goes through a link that the patch changes")
+
+    def _was_link(self, path: bytes) -> bool:
+        original = self._originals.get(path)
+        return original is not None and original.is_link
 
     def _original(self, path: bytes) -> Entry | None:
         if path not in self._originals:
             self._originals[path] = self._tree.read(path)
+            self._read.add(path)
         return self._originals[path]
 
     def _current(self, path: bytes, *, taken: bool = False) -> Entry | None:
-        """What is at a path by now. `taken`: it is asked for to take it away."""
-        for parent in _parents(path):
-            if parent not in self._state or (taken and parent in self._emptied):
+        """What is at a path by now. `taken`: it is asked for to take it elsewhere or away."""
+        for parent in parents(path):
+            if parent not in self._state:
                 continue
+            if taken and parent in self._emptied and (path in self._state or not self._was_link(parent)):
+                continue  # what stands in the directory's place there came while the path was not yet gone
             above = self._state[parent]
             if above is None:
                 # A file is removed there; nothing can be below it yet but what the patch makes.
@@ -264,12 +309,14 @@ class _Planner:
         if patch.action is Action.CREATE:
             return None
         path = patch.old_path
-        entry = self._current(path, taken=patch.action in _REMOVING)
+        entry = self._current(path, taken=patch.action is not Action.MODIFY)
         if patch.action in _TWO_PATHS:
             # It means the file before this commit, whatever the commit moves there or changes in it.
             entry = self._before.get(path) or entry
         if entry is None:
             raise UnpatchableError(f"{path.decode('utf-8', 'replace')!r} does not exist")
+        if not patch.old_mode and not patch.hunks and not patch.is_binary:
+            return entry  # of a rename or copy that changes nothing git does not say what kind of file it is
         expects_link = stat.S_ISLNK(patch.old_mode)
         if entry.is_link and not expects_link:
             raise UnpatchableError("it is a symbolic link; the patch is for a regular file")
@@ -277,60 +324,65 @@ class _Planner:
             raise UnpatchableError("it is a regular file; the patch is for a symbolic link")
         return entry
 
-    def _check_free(self, position: int, patch: FilePatch) -> None:
-        """A file that the patch makes must not be there, unless the patch takes it away later."""
-        if patch.path in self._emptied and patch.path not in self._state:
+    def _check_free(self, patch: FilePatch) -> None:
+        """A file that the patch makes must not be there, unless its commit takes it away later."""
+        path = patch.path
+        if path in self._occupied:
+            raise UnpatchableError("it is a directory: the patch makes files in it")
+        if path in self._emptied and path not in self._state:
             # A directory from which the patch takes files: the one made may take its place.
-            if self._tree.holds_others(patch.path, self._last_removal):
+            others = self._tree.holds_others(path, self._going)
+            if others:
                 raise UnpatchableError("it is a directory, and the patch does not remove all that is in it")
-            self._originals.setdefault(patch.path, None)
-        if any(self._last_removal.get(parent, -1) >= position for parent in _parents(patch.path)):
+            if others is not None:
+                self._originals.setdefault(path, None)
+        if any(self._last_removal.get(parent, -1) >= self._position for parent in parents(path)):
             # The other way round: a file that the patch removes later, or moves here, becomes a directory.
-            self._originals.setdefault(patch.path, None)
-            return
-        present = self._current(patch.path)
-        if present is None or self._last_removal.get(patch.path, -1) > position:
+            self._originals.setdefault(path, None)
+            present = self._state.get(path)
+        else:
+            present = self._current(path)
+        if present is None or (self._goes_later(path) and path not in self._made):
             return
         if not patch.is_git and not present.data and not present.is_link:
             return  # a plain diff cannot tell an empty file from none
         raise UnpatchableError("it exists already")
 
+    def _goes_later(self, path: bytes) -> bool:
+        return self._last_removal.get(path, -1) > self._position
+
     def _content(self, patch: FilePatch, source: Entry | None) -> tuple[bytes, tuple[HunkResult, ...]]:
         data = source.data if source is not None else b""
         if patch.forward is not None:
-            return _binary_content(patch, patch.forward, data, source), ()
+            return binary_content(patch, patch.forward, data, source), ()
         hunks = patch.hunks
         if patch.has_carriage_returns and b"\r\n" not in data and source is not None:
             hunks = tuple(hunk.without_carriage_returns() for hunk in hunks)
         data, results = apply_hunks(data, hunks, self._options.fuzz)
         return data, tuple(results)
 
-    def _store(
-        self, position: int, patch: FilePatch, source: Entry | None, data: bytes, hunks: tuple[HunkResult, ...]
-    ) -> None:
+    def _store(self, patch: FilePatch, source: Entry | None, data: bytes, hunks: tuple[HunkResult, ...]) -> None:
         if patch.action is Action.DELETE and source is not None:
             if any(hunk.error for hunk in hunks):
                 return
             if patch.copied_from:
-                self._undone_copies.append((position, patch, source, data))
+                self._undone_copies.append((self._position, patch, source, data))
             elif data:
                 raise UnpatchableError(_LINES_LEFT)
             self._take_away(patch.old_path)
             return
-        mode = _new_mode(patch, source)
+        mode = new_mode(patch, source)
         if stat.S_ISLNK(mode) and (not data or b"\0" in data or len(data) > 4095):
             raise UnpatchableError("the patch makes a symbolic link, but its target is no path")
         if patch.action is Action.RENAME:
             self._take_away(patch.old_path)
-        if patch.action in _TWO_PATHS:
-            self._moved_onto.add(patch.path)
+        if patch.path != patch.old_path:
+            self._made.add(patch.path)
         self._set(patch.path, Entry(data, mode, source.token if source is not None else None))
 
     def _take_away(self, path: bytes) -> None:
-        if path in self._moved_onto:
-            self._moved_onto.discard(path)
-            if self._before.get(path) is not None:
-                return  # another file was moved here meanwhile
+        if path in self._made and self._before[path] is not None:
+            return  # the file before this commit is meant; what the commit made here meanwhile stays
         self._set(path, None)
 
 
@@ -338,56 +390,8 @@ _TWO_PATHS: Final = frozenset({Action.RENAME, Action.COPY})
 _REMOVING: Final = frozenset({Action.RENAME, Action.DELETE})
 
 
-def _parents(path: bytes) -> Iterator[bytes]:
-    """The directories above a path, the nearest first."""
-    while b"/" in path:
-        path = path.rpartition(b"/")[0]
-        yield path
-
-
 def _refuse_hopeless(patch: FilePatch) -> None:
     if patch.problem:
         raise UnpatchableError(patch.problem)
     if _GIT_LINK in (patch.old_mode, patch.new_mode):
         raise UnpatchableError("it is a submodule; only files and links can be patched")
-
-
-def _binary_content(patch: FilePatch, change: BinaryChange, data: bytes, source: Entry | None) -> bytes:
-    """The new content of a binary file. Git's own check applies: the old content must be the very one."""
-    if not patch.old_id or not patch.new_id:
-        raise UnpatchableError("the binary patch has no full object ids; make it with `git diff --binary`")
-    is_absent = not patch.old_id.strip("0")
-    if source is not None and not is_absent and _object_id(data, patch.old_id) != patch.old_id:
-        raise UnpatchableError("its content is not the one that the binary patch was made from")
-    try:
-        new = apply_delta(change.payload, data) if change.is_delta else change.payload
-    except DeltaError as error:
-        raise UnpatchableError(str(error)) from None
-    if patch.new_id.strip("0") and _object_id(new, patch.new_id) != patch.new_id:
-        raise UnpatchableError("the binary patch does not give the content that its object id names")
-    return new
-
-
-def _object_id(data: bytes, like: str) -> str:
-    """Git's id of a file: the hash of a short header and the content."""
-    digest = hashlib.sha1(usedforsecurity=False) if len(like) == 40 else hashlib.sha256()
-    digest.update(b"blob %d\0" % len(data))
-    digest.update(data)
-    return digest.hexdigest()
-
-
-def _new_mode(patch: FilePatch, source: Entry | None) -> int:
-    """The mode of the result: git keeps of permissions only whether a file can be executed."""
-    wanted = patch.new_mode
-    if source is None:
-        wanted = wanted or stat.S_IFREG | 0o644
-        if stat.S_ISLNK(wanted):
-            return stat.S_IFLNK | 0o777
-        return stat.S_IFREG | (0o755 if wanted & _EXECUTABLE else 0o644)
-    if not wanted or wanted == patch.old_mode:
-        return source.mode
-    if stat.S_IFMT(wanted) != stat.S_IFMT(source.mode):
-        raise UnpatchableError("the patch turns a file into a link or back in one step; it should delete and create it")
-    if wanted & _EXECUTABLE:
-        return source.mode | (source.mode & 0o444) >> 2
-    return source.mode & ~_EXECUTABLE

@@ -1,0 +1,53 @@
+"""What a patch makes of one file's binary content and of its mode."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from typing import Final
+
+from services.exec_agent.files.patch.binary import DeltaError, apply_delta
+from services.exec_agent.files.patch.model import BinaryChange, Entry, FilePatch, UnpatchableError
+
+_EXECUTABLE: Final = 0o111
+
+
+def binary_content(patch: FilePatch, change: BinaryChange, data: bytes, source: Entry | None) -> bytes:
+    """The new content of a binary file. Git's own check applies: the old content must be the very one."""
+    if not patch.old_id or not patch.new_id:
+        raise UnpatchableError("the binary patch has no full object ids; make it with `git diff --binary`")
+    is_absent = not patch.old_id.strip("0")
+    if source is not None and not is_absent and _object_id(data, patch.old_id) != patch.old_id:
+        raise UnpatchableError("its content is not the one that the binary patch was made from")
+    try:
+        new = apply_delta(change.payload, data) if change.is_delta else change.payload
+    except DeltaError as error:
+        raise UnpatchableError(str(error)) from None
+    if patch.new_id.strip("0") and _object_id(new, patch.new_id) != patch.new_id:
+        raise UnpatchableError("the binary patch does not give the content that its object id names")
+    return new
+
+
+def _object_id(data: bytes, like: str) -> str:
+    """Git's id of a file: the hash of a short header and the content."""
+    digest = hashlib.sha1(usedforsecurity=False) if len(like) == 40 else hashlib.sha256()
+    digest.update(b"blob %d\0" % len(data))
+    digest.update(data)
+    return digest.hexdigest()
+
+
+def new_mode(patch: FilePatch, source: Entry | None) -> int:
+    """The mode of the result: git keeps of permissions only whether a file can be executed."""
+    wanted = patch.new_mode
+    if source is None:
+        wanted = wanted or stat.S_IFREG | 0o644
+        if stat.S_ISLNK(wanted):
+            return stat.S_IFLNK | 0o777
+        return stat.S_IFREG | (0o755 if wanted & _EXECUTABLE else 0o644)
+    if not wanted or wanted == patch.old_mode:
+        return source.mode
+    if stat.S_IFMT(wanted) != stat.S_IFMT(source.mode):
+        raise UnpatchableError("the patch turns a file into a link or back in one step; it should delete and create it")
+    if wanted & _EXECUTABLE:
+        return source.mode | (source.mode & 0o444) >> 2
+    return source.mode & ~_EXECUTABLE

@@ -14,6 +14,8 @@ from services.exec_agent.spool import NotCachedError, Spool
 
 LARGEST_CHUNK: Final = 1 << 20
 _CHUNK: Final = 64 << 10
+"""Of the first message of a reader, each of whose messages may be twice as large: where connections break again and
+again, every one still brings something."""
 _GATHERED: Final = 256 << 10
 _BURST_SECONDS: Final = 0.002
 _GATHER_SECONDS: Final = 0.001
@@ -36,6 +38,7 @@ class OutputReader:
         self._last = 0.0
         self._closed = False
         self._nudged = False
+        self._largest = _CHUNK
         self.offset = offset
         self.lagging = False
         """It held the command up for too long and no longer does."""
@@ -60,7 +63,7 @@ class OutputReader:
             if stop is None and 0 < spool.end - self.offset < self._gathered:
                 await self._gather()
             if stop is None or self.offset < stop:
-                size = min(LARGEST_CHUNK, max(_CHUNK, spool.end - self.offset))
+                size = min(self._largest, max(_CHUNK, spool.end - self.offset))
                 found = await self._read(size if stop is None else min(size, stop - self.offset))
                 if found is not None:
                     self._advance(found)
@@ -144,6 +147,7 @@ class OutputReader:
 
     def _advance(self, found: Chunk | Gap) -> None:
         self.offset = found.offset + (found.size if isinstance(found, Gap) else len(found.data))
+        self._largest = min(2 * self._largest, LARGEST_CHUNK)
         self.lagging = False
         if self._execution.pump is not None:
             self._execution.pump.follower_moved()

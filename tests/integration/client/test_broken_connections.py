@@ -48,6 +48,17 @@ async def test_a_stream_goes_on_where_it_was(shaky: AsyncSandboxClient, asandbox
     assert await asandbox.read_text("/tmp/cut-2") == "run\n"
 
 
+async def test_a_file_comes_whole_though_no_connection_carries_a_whole_message(
+    shaky: AsyncSandboxClient, asandbox: AsyncSandbox, proxy: Proxy
+) -> None:
+    content = os.urandom(3_000_000)
+    await asandbox.write_file("/tmp/cut-file", content)
+    proxy.cut_after(300_000)
+    assert await shaky.attach(asandbox.sandbox_id).read_file("/tmp/cut-file") == content
+    proxy.cut_after(None)
+    assert proxy.cuts >= 5
+
+
 async def test_a_lost_first_answer_does_not_run_the_command_again(
     shaky: AsyncSandboxClient, asandbox: AsyncSandbox, proxy: Proxy
 ) -> None:

@@ -52,7 +52,6 @@ def test_output_that_is_not_inline_is_complete(sandbox: Sandbox) -> None:
 def test_a_command_longer_than_the_first_wait_is_followed(sandbox: Sandbox) -> None:
     result = sandbox.exec("echo early; sleep 1.5; echo late")
     assert result.stdout == "early\nlate\n"
-    assert result.duration >= 1.5
 
 
 def test_timeout_is_a_result_with_the_partial_output(sandbox: Sandbox) -> None:

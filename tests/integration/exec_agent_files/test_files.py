@@ -38,11 +38,12 @@ async def test_write_and_read(stub: FileServiceStub, work: Path) -> None:
 
 
 async def test_the_first_message_tells_size_and_mode_and_chunks_are_large(stub: FileServiceStub, work: Path) -> None:
-    (work / "f").write_bytes(b"x" * 3_000_000)
+    (work / "f").write_bytes(b"x" * 5_000_000)
     (work / "f").chmod(0o640)
     messages = [m async for m in stub.ReadFile(pb.ReadFileRequest(sandbox_id=S, path="f"))]
-    assert (messages[0].file_size, messages[0].mode) == (3_000_000, 0o640)
-    assert [len(m.data) for m in messages] == [1 << 20, 1 << 20, 3_000_000 - (2 << 20)]
+    assert (messages[0].file_size, messages[0].mode) == (5_000_000, 0o640)
+    growing = [64 << 10, 128 << 10, 256 << 10, 512 << 10, *[1 << 20] * 3]
+    assert [len(m.data) for m in messages] == [*growing, 5_000_000 - sum(growing)]
     (work / "empty").touch()
     messages = [m async for m in stub.ReadFile(pb.ReadFileRequest(sandbox_id=S, path="empty"))]
     assert [(m.file_size, m.data, m.mode) for m in messages] == [(0, b"", 0o644)]

@@ -121,9 +121,9 @@ class _Script:
         self.rng.shuffle(pieces)
         while misfit := next((piece for piece in pieces if _is_misfit(piece, pieces, old)), None):
             pieces.remove(misfit)
-        # Of two sections for one path git writes the removal first.
+        # Of a removal and a new file in its place git writes the removal first.
         removed = {piece.takes for piece in pieces if not piece.gives}
-        ordered = sorted(pieces, key=lambda piece: piece.gives in removed)
+        ordered = sorted(pieces, key=lambda piece: piece.gives in removed and b"\nnew file mode " in piece.text)
         return _made_of(old, pieces), [piece.text for piece in ordered]
 
     def _fresh(self) -> list[tuple[str, File]]:
@@ -147,10 +147,9 @@ def _made_of(old: Tree, pieces: list[_Piece]) -> Tree:
 
 def _is_misfit(piece: _Piece, pieces: list[_Piece], old: Tree) -> bool:
     """No diff can have it besides the others: what it gives is there, or given already, or in other files' way."""
-    others = [other for other in pieces if other is not piece]
     if not piece.gives:
-        # Of a file that goes and one that comes in its place git writes a change, unless it is of another kind.
-        return any(other.gives == piece.takes and not other.text.count(b"new file mode") for other in others)
+        return False
+    others = [other for other in pieces if other is not piece]
     if any(other.gives == piece.gives for other in others):
         return True
     is_there = piece.gives in old and piece.gives != piece.takes

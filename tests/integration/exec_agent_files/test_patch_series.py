@@ -159,11 +159,36 @@ def test_files_that_another_has_are_in_the_way_of_a_series(tmp_path: Path) -> No
     assert ours.tree == _contents(tmp_path / "new", case.target)
 
 
+_AT_ONCE = {
+    "renamed over one that goes": (_case({"a": A, "b": B}, rename("a", "b") + delete("b", B)), {"b": A}),
+    "made where one is renamed away, undone": (
+        _case({"a": NEW, "b": A}, create("a", NEW) + rename("a", "b"), reverse=True),
+        {"a": A},
+    ),
+}
+
+
+@pytest.mark.parametrize(("case", "new"), _AT_ONCE.values(), ids=_AT_ONCE)
+def test_a_removal_means_the_file_before_the_diff(tmp_path: Path, case: Case, new: dict[str, File]) -> None:
+    """Git looks for the content that is removed in the file that took its place."""
+    ours = apply_ours(tmp_path / "ours", case, case.text)
+    assert ours.applied, ours.said
+    assert ours.tree == _contents(tmp_path / "new", {name.encode(): file for name, file in new.items()})
+
+
 _ITS_FILES = "it is a directory: the patch makes files in it"
 _REFUSED = {
     "file and files in it": (_case({}, create("d/b", B) + create("d", A)), _ITS_FILES),
     "renamed into, then made": (_case({"a": A}, rename("a", "d/a") + create("d", NEW)), _ITS_FILES),
     "link and files in it": (_case({"q/x": A}, create("L/x", B) + create("L", L)), _ITS_FILES),
+    "renamed over another's, which is not the one that goes": (
+        _case({"a": A, "b": D}, rename("a", "b") + delete("b", A)),
+        "line 1: expected 'A', found 'D'",
+    ),
+    "below a copy that stays": (
+        _case({"a": A, "d": D}, copy("a", "d") + create("d/e", NEW) + delete("d", D)),
+        "'d' is no directory",
+    ),
     "one file by two names": (
         _case({"q/x": A, "L": L}, modify("L/x", A, B) + modify("q/x", A, C)),
         "it is the same file as 'L/x', by way of a link",

@@ -1,4 +1,4 @@
-"""What a patch makes of one file's binary content and of its mode."""
+"""What a patch makes of one file's binary content and of its mode, and what it can make nothing of."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ from services.exec_agent.files.patch.binary import DeltaError, apply_delta
 from services.exec_agent.files.patch.model import BinaryChange, Entry, FilePatch, UnpatchableError
 
 _EXECUTABLE: Final = 0o111
+_GIT_LINK: Final = 0o160000
+
+
+def refuse_hopeless(patch: FilePatch) -> None:
+    """Refuse what fits no file at all."""
+    if patch.problem:
+        raise UnpatchableError(patch.problem)
+    if _GIT_LINK in (patch.old_mode, patch.new_mode):
+        raise UnpatchableError("it is a submodule; only files and links can be patched")
 
 
 def binary_content(patch: FilePatch, change: BinaryChange, data: bytes, source: Entry | None) -> bytes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final, Protocol
 
-from services.exec_agent.files.patch.content import binary_content, new_mode
+from services.exec_agent.files.patch.content import binary_content, new_mode, refuse_hopeless
 from services.exec_agent.files.patch.hunks import HunkResult, apply_hunks
 from services.exec_agent.files.patch.model import (
     NO_BINARY_DATA,
@@ -21,7 +21,6 @@ from services.exec_agent.files.patch.model import (
 )
 from services.exec_agent.files.patch.occupied import Occupied, parents
 
-_GIT_LINK: Final = 0o160000
 _MAXIMUM_ATTEMPTS: Final = 8  # a chain of renames, each into the place of the next, would take one for each
 _LINES_LEFT: Final = "the patch deletes the file, but lines would be left in it"
 
@@ -215,7 +214,7 @@ class _Planner:
         try:
             patch = self._settled(patch)
             result = replace(result, path=patch.path, action=patch.action)
-            _refuse_hopeless(patch)
+            refuse_hopeless(patch)
             source = self._source(patch)
             if patch.path != patch.old_path:
                 self._check_free(patch)
@@ -310,7 +309,7 @@ class _Planner:
             return None
         path = patch.old_path
         entry = self._current(path, taken=patch.action is not Action.MODIFY)
-        if patch.action in _TWO_PATHS:
+        if patch.action in _TWO_PATHS or self._is_replaced(path):
             # It means the file before this commit, whatever the commit moves there or changes in it.
             entry = self._before.get(path) or entry
         if entry is None:
@@ -336,7 +335,10 @@ class _Planner:
                 raise UnpatchableError("it is a directory, and the patch does not remove all that is in it")
             if others is not None:
                 self._originals.setdefault(path, None)
-        if any(self._last_removal.get(parent, -1) >= self._position for parent in parents(path)):
+        if any(
+            self._last_removal.get(parent, -1) >= self._position and not self._is_replaced(parent)
+            for parent in parents(path)
+        ):
             # The other way round: a file that the patch removes later, or moves here, becomes a directory.
             self._originals.setdefault(path, None)
             present = self._state.get(path)
@@ -381,17 +383,13 @@ class _Planner:
         self._set(patch.path, Entry(data, mode, source.token if source is not None else None))
 
     def _take_away(self, path: bytes) -> None:
-        if path in self._made and self._before[path] is not None:
-            return  # the file before this commit is meant; what the commit made here meanwhile stays
-        self._set(path, None)
+        if not self._is_replaced(path):
+            self._set(path, None)
+
+    def _is_replaced(self, path: bytes) -> bool:
+        """Whether this commit made a file in the place of another: who takes that away leaves the new one."""
+        return path in self._made and self._before[path] is not None
 
 
 _TWO_PATHS: Final = frozenset({Action.RENAME, Action.COPY})
 _REMOVING: Final = frozenset({Action.RENAME, Action.DELETE})
-
-
-def _refuse_hopeless(patch: FilePatch) -> None:
-    if patch.problem:
-        raise UnpatchableError(patch.problem)
-    if _GIT_LINK in (patch.old_mode, patch.new_mode):
-        raise UnpatchableError("it is a submodule; only files and links can be patched")

@@ -45,19 +45,16 @@ async def sandbox(platform: PlatformProcess) -> AsyncIterator[orchard.AsyncSandb
 
 @contextmanager
 def flat_memory(platform: PlatformProcess) -> Iterator[None]:
-    """Every process of the platform, and this one, stays small meanwhile."""
+    """Every process of the platform stays small meanwhile, and this one as it was."""
     most: dict[str, int] = {}
+    before = anonymous_bytes(os.getpid())
 
     async def watch() -> None:
         while True:
-            for pid in [os.getpid(), *(process.pid for process in descendants(platform.pid))]:
-                with suppress(OSError):
-                    status = Path(f"/proc/{pid}/status").read_text()
-                    values = dict(line.split(":\t", 1) for line in status.splitlines())
-                    # A kernel thread or a process that ends has none. Of shared memory PostgreSQL has much, once.
-                    size = int(values.get("RssAnon", "0").split()[0]) << 10
-                    name = f"{pid} {values['Name']}"
-                    most[name] = max(most.get(name, 0), size)
+            sizes = {str(pid): anonymous_bytes(pid) for pid in (one.pid for one in descendants(platform.pid))}
+            sizes["this one's growth"] = anonymous_bytes(os.getpid()) - before
+            for name, size in sizes.items():
+                most[name] = max(most.get(name, 0), size)
             await asyncio.sleep(0.1)
 
     watching = asyncio.ensure_future(watch())
@@ -68,6 +65,14 @@ def flat_memory(platform: PlatformProcess) -> Iterator[None]:
         watching.cancel()
     assert len(most) > 3, "the platform's processes are looked at"
     assert max(most.values()) < MOST_BYTES, sorted(most.items(), key=lambda item: -item[1])[:5]
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Resident memory of no file, and not shared, of which PostgreSQL has much, once. 0 of a process that has ended."""
+    with suppress(OSError):
+        values = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        return int(values.get("RssAnon", "0").split()[0]) << 10
+    return 0
 
 
 async def test_output_of_gigabytes(platform: PlatformProcess, sandbox: orchard.AsyncSandbox) -> None:

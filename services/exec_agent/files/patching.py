@@ -78,22 +78,26 @@ class _DirectoryTree:
 
     def read(self, path: bytes) -> Entry | None:
         """See patch.Tree."""
+        try:
+            return self._read(path)
+        except EscapeError:
+            raise PatchPathError(
+                path, f"the patch's path {shown(path)!r} leads out of the target directory through a link"
+            ) from None
+        except OSError as error:
+            if error.errno in {errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENAMETOOLONG, errno.ELOOP}:
+                raise UnpatchableError(_REASONS[error.errno]) from error
+            raise BelowError(error, path) from error
+
+    def _read(self, path: bytes) -> Entry | None:
         parents, name = _split(path)
         try:
             with self._beneath.directory(parents) as directory:
                 self._refuse_second_name(path, name, directory)
                 return _read(name, directory)
-        except EscapeError:
-            raise PatchPathError(
-                path, f"the patch's path {shown(path)!r} leads out of the target directory through a link"
-            ) from None
         except FileNotFoundError:
             self._refuse_missing_directories(path)
             return None
-        except OSError as error:
-            if error.errno in {errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENAMETOOLONG, errno.ELOOP}:
-                raise UnpatchableError(_REASONS[error.errno]) from error
-            raise BelowError(error, path) from error
 
     def _refuse_second_name(self, path: bytes, name: bytes, directory: int) -> None:
         """One file by two names, through a link to a directory: it cannot become what is planned for each."""

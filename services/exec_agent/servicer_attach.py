@@ -154,6 +154,8 @@ class Attachment:
         if chunk.offset < 0:
             raise InvalidArgumentError.of("stdin.offset", "must not be negative")
         stdin = self._service.stdin_of(self._execution)
+        if stdin.closed:
+            return  # the client is told so; what it said before it heard of that may begin behind what was taken
         try:
             while not await stdin.take(chunk.offset, chunk.data):
                 if self._execution.interrupted:

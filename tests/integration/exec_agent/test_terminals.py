@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from typing import Any
 
 import grpc
@@ -306,6 +307,23 @@ async def test_a_terminal_that_nobody_reads_stops_its_command_alone(client: Clie
         assert (await client.run(spec("echo", "alive", concurrent=True))).stdout == b"alive\n"
         await client.signal(stuck.exec_id, signal=9)
         await stuck.exit()
+
+
+async def test_what_is_said_before_the_end_of_input_was_heard_of_is_no_error(client: Client) -> None:
+    """A message is half taken when the command closes its input, and more of them are on the way behind it."""
+    closes = "trap 'exec <&-; echo closed' USR1; echo ready; while :; do sleep 0.05 </dev/null; done"
+    async with attach(client, new_id(), spec("sh", "-c", closes, stdin_mode=exec_pb2.STDIN_MODE_PIPE)) as writer:
+        await writer.until(b"ready")
+        for _ in range(12):
+            await writer.write(bytes(64 << 10))
+        await client.signal(writer.exec_id, signal=signal.SIGUSR1)
+        await writer.until(b"closed")
+        await writer.write(b"more", end=True)
+        while not writer.stdin or not writer.stdin[-1].closed:
+            assert await writer.step()
+        assert writer.stdin[-1].offset < writer.sent
+        await client.signal(writer.exec_id, signal=9)
+        assert (await writer.exit()).signal == 9
 
 
 async def test_the_agent_says_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,9 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import orjson
 import psycopg
+from psycopg.types.json import set_json_loads
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DisconnectionError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -82,8 +84,14 @@ def connect(database_url: str, *, pool_size: int = 5, tls: TlsFiles | None = Non
             **postgres_arguments(tls),
         },
     )
+    event.listen(engine.sync_engine, "connect", _prepare)
     event.listen(engine.sync_engine, "checkout", _refuse_closed)
     return engine
+
+
+def _prepare(connection: Any, *_: object) -> None:
+    """The standard library's parser takes a fifth of what it costs to make a row of trajectories into a value."""
+    set_json_loads(orjson.loads, connection.driver_connection)
 
 
 def _refuse_closed(connection: Any, *_: object) -> None:

@@ -14,19 +14,24 @@ from typing import IO, Final
 
 import zstandard
 
-_TAG: Final = b"\x0a"  # field 1, length-delimited
+_LENGTH_DELIMITED: Final = 2
 _LEVEL: Final = 9
 _IN_MEMORY_BYTES: Final = 16 << 20
 
 
 def frame(body: bytes) -> bytes:
     """A serialised step as an element of a repeated field 1."""
-    size, prefix = len(body), bytearray(_TAG)
+    return frame_prefix(len(body), 1) + body
+
+
+def frame_prefix(size: int, number: int) -> bytes:
+    """What stands before so many bytes of a field of this number, 15 at most: its tag and its length."""
+    prefix = bytearray((number << 3 | _LENGTH_DELIMITED,))
     while size > 0x7F:
         prefix.append(size & 0x7F | 0x80)
         size >>= 7
     prefix.append(size)
-    return bytes(prefix) + body
+    return bytes(prefix)
 
 
 def pack(bodies: Iterable[bytes]) -> tuple[bytes, str]:

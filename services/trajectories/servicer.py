@@ -23,11 +23,11 @@ from services.trajectories.bodies import Bodies
 from services.trajectories.exporting import Exporter
 from services.trajectories.model import BlobReference, NewStep, Order, Status
 from services.trajectories.service import Trajectories
+from services.trajectories.servicer_export import messages
 from services.trajectories.servicer_steps import new_step
 from services.trajectories.store.appends import Append
 
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["TrajectoryService"]
-_MESSAGE_BYTES: Final = 1 << 20
 
 
 class TrajectoryServicer:
@@ -180,23 +180,12 @@ class TrajectoryServicer:
         after = decode_token("resume_token", request.resume_token, (int,))[0] if request.resume_token else 0
         total = await self._trajectories.count(tenant, wanted)
         yield pb.ExportTrajectoriesResponse(total=total).SerializeToString()
-        exported = self._exporter.export(tenant, wanted, after, with_steps=not request.metadata_only)
-        async with aclosing(exported):
-            async for one in exported:
-                begin = pb.ExportTrajectoriesResponse(step_values=map(values.step_value_message, one.values))
-                values.write_trajectory(begin.trajectory, one.trajectory)
-                end = pb.ExportTrajectoriesResponse(resume_token=encode_token((one.trajectory.key,)))
-                head, tail = begin.SerializeToString(), end.SerializeToString()
-                if request.metadata_only or one.framed is not None:
-                    steps = one.framed or b""
-                    if len(steps) + len(head) + len(tail) <= _MESSAGE_BYTES:
-                        yield steps + head + tail
-                        continue
-                yield head
-                async with aclosing(self._trajectories.read(one.trajectory, 0)) as runs:
-                    async for run in runs:
-                        yield run.framed
-                yield tail
+        with_steps = not request.metadata_only
+        async with aclosing(self._exporter.export(tenant, wanted, after, with_steps=with_steps)) as exported:
+            read = self._trajectories.read
+            async with aclosing(messages(exported, read, with_steps=with_steps, several=request.several)) as found:
+                async for message in found:
+                    yield message
 
     async def AnnotateTrajectory(  # noqa: N802
         self,

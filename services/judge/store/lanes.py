@@ -14,7 +14,6 @@ from typing import Any, Final, Generic, TypeVar
 
 import orjson
 from psycopg import AsyncConnection
-from psycopg.types.json import set_json_loads
 from sqlalchemy.ext.asyncio import AsyncConnection as PooledConnection
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -88,7 +87,6 @@ class Line:
         if self.connection is None:
             self._pooled = await self._engine.connect()
             connection: Any = (await self._pooled.get_raw_connection()).driver_connection
-            set_json_loads(orjson.loads, connection)
             await connection.set_autocommit(True)
             self.connection = connection
         return self.connection

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import itertools
 import secrets
+from typing import Any
 
 import grpc
 import pytest
@@ -173,34 +174,50 @@ async def test_counts_with_attempts_are_those_without_them(calls: Calls, some: l
     assert found == {"a": [(3, pytest.approx(1 / 3)), (0, 0)], "b": [(2, pytest.approx(1 / 4)), (1, 1)]}
 
 
-async def test_an_export_is_whole_and_goes_on_where_it_broke(calls: Calls, some: list[str]) -> None:
+async def exported(calls: Calls, **wanted: Any) -> list[pb.WholeTrajectory]:
+    """An export in either form, as trajectories; none of its messages is larger than a mebibyte."""
+    found: list[pb.WholeTrajectory] = []
+    ended = True
+    async for response in calls.ExportTrajectories(pb.ExportTrajectoriesRequest(**wanted)):
+        assert response.ByteSize() <= 1 << 20
+        if response.whole:
+            assert wanted.get("several")
+            assert ended, "a trajectory within the pieces of another"
+            found += response.whole
+            continue
+        if response.HasField("trajectory"):
+            assert ended
+            found.append(pb.WholeTrajectory(trajectory=response.trajectory, step_values=response.step_values))
+            ended = False
+        if response.steps:
+            found[-1].steps.extend(response.steps)
+        if response.resume_token:
+            found[-1].resume_token = response.resume_token
+            ended = True
+    assert ended
+    return found
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["pieces", "several"])
+async def test_an_export_is_whole_and_goes_on_where_it_broke(calls: Calls, some: list[str], several: bool) -> None:
     for name in some[::2]:
         await calls.seal(name)
         await calls.packed(name)
-
-    async def export(token: str = "", stop_after: int = 100) -> tuple[list[tuple[str, int]], str]:
-        found: list[tuple[str, int]] = []
-        async for response in calls.ExportTrajectories(pb.ExportTrajectoriesRequest(resume_token=token)):
-            if response.HasField("trajectory"):
-                found.append((response.trajectory.trajectory_id, 0))
-            if response.steps:
-                found[-1] = (found[-1][0], found[-1][1] + len(response.steps))
-            if response.resume_token:
-                token = response.resume_token
-                if len(found) == stop_after:
-                    break
-        return found, token
-
-    everything, _ = await export()
-    assert everything == [(name, number + 1) for number, name in enumerate(some)]
-    first, token = await export(stop_after=4)
-    rest, _ = await export(token)
-    assert first + rest == everything
+    everything = await exported(calls, several=several)
+    names = [(one.trajectory.trajectory_id, len(one.steps)) for one in everything]
+    assert names == [(name, number + 1) for number, name in enumerate(some)]
+    for last, one in enumerate(everything):
+        assert await exported(calls, several=several, resume_token=one.resume_token) == everything[last + 1 :]
 
 
-async def test_an_export_of_small_open_and_large_ones_is_in_order_and_in_messages_of_a_mebibyte(calls: Calls) -> None:
+@pytest.mark.parametrize("several", [False, True], ids=["pieces", "several"])
+async def test_an_export_of_small_open_and_large_ones_is_in_order_and_in_messages_of_a_mebibyte(
+    calls: Calls, several: bool
+) -> None:
     texts = {f"x{number:02}": [f"{number} {index}" for index in range(3)] for number in range(40)}
     texts["x07"] = [secrets.token_hex(30_000) for _ in range(40)]
+    for number in range(21, 30):  # together more than one message
+        texts[f"x{number}"] = [secrets.token_hex(30_000) for _ in range(number % 10)]
     for name, contents in texts.items():
         await calls.create(name)
         for start in range(0, len(contents), 10):
@@ -211,20 +228,24 @@ async def test_an_export_of_small_open_and_large_ones_is_in_order_and_in_message
     for name in texts:
         if name != "x11":
             await calls.packed(name)
-    found: dict[str, list[str]] = {}
-    whole = 0
-    async for response in calls.ExportTrajectories(pb.ExportTrajectoriesRequest()):
-        assert response.ByteSize() <= 1 << 20
-        name = response.trajectory.trajectory_id if response.HasField("trajectory") else next(reversed(found), "")
-        if response.total == 0:
-            found.setdefault(name, []).extend(one.content[0].text for one in response.steps)
-        whole += bool(response.resume_token)
-    assert found == texts
-    assert list(found) == list(texts)
-    assert whole == len(texts)
-    bare = [one async for one in calls.ExportTrajectories(pb.ExportTrajectoriesRequest(metadata_only=True))]
-    assert [one.trajectory.trajectory_id for one in bare[1:]] == list(texts)
-    assert not any(one.steps for one in bare)
+    found = await exported(calls, several=several)
+    assert {one.trajectory.trajectory_id: [step.content[0].text for step in one.steps] for one in found} == texts
+    assert [one.trajectory.trajectory_id for one in found] == list(texts)
+    assert len({one.resume_token for one in found}) == len(texts)
+    bare = await exported(calls, several=several, metadata_only=True)
+    for one in found:
+        one.ClearField("steps")
+    assert bare == found
+    messages = [one async for one in calls.ExportTrajectories(pb.ExportTrajectoriesRequest(several=several))]
+    assert (len(messages) < len(texts)) == several
+
+
+async def test_an_export_brings_what_was_said_of_steps_in_either_form(calls: Calls, some: list[str]) -> None:
+    value = trajectory_pb2.StepValue(index=0, name="advantage", value=0.5, judge="j")
+    await calls.AnnotateTrajectory(pb.AnnotateTrajectoryRequest(trajectory_id=some[0], step_values=[value]))
+    pieces, several = await exported(calls), await exported(calls, several=True)
+    assert pieces == several
+    assert list(several[0].step_values) == [value]
 
 
 async def test_deletes_are_asked_for_twice_and_take_everything_along(calls: Calls, some: list[str]) -> None:

@@ -52,6 +52,7 @@ async def export(
 ) -> AsyncGenerator[ExportedTrajectory, None]:
     """Trajectories one by one; a stream that breaks goes on behind the last whole one."""
     retry, context = transport.retry(), transport.context()
+    request.several = True
     total = 0
     while True:
         try:
@@ -62,6 +63,9 @@ async def export(
                 async for response in stream:
                     retry.succeeded()
                     total = total or response.total
+                    for one in response.whole:
+                        yield ExportedTrajectory(one.trajectory, one.steps, one.step_values, one.resume_token, total)
+                        request.resume_token = one.resume_token
                     if response.HasField("trajectory"):
                         begun, steps, values = response.trajectory, [], list(response.step_values)
                     steps.extend(response.steps)

@@ -679,10 +679,15 @@ class ExportTrajectoriesRequest(_message.Message):
     FILTER_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     METADATA_ONLY_FIELD_NUMBER: _builtins.int
+    SEVERAL_FIELD_NUMBER: _builtins.int
     resume_token: _builtins.str
     """Of the last whole trajectory that was received; empty: from the beginning."""
     metadata_only: _builtins.bool
     """Send no steps."""
+    several: _builtins.bool
+    """Send trajectories that are small in `whole`, several in one message. Who asks reads both forms: large ones, and all of an older
+    service, come in pieces.
+    """
     @_builtins.property
     def filter(self) -> Global___TrajectoryFilter:
         """Which ones."""
@@ -693,18 +698,59 @@ class ExportTrajectoriesRequest(_message.Message):
         filter: Global___TrajectoryFilter | None = ...,
         resume_token: _builtins.str = ...,
         metadata_only: _builtins.bool = ...,
+        several: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "metadata_only", b"metadata_only", "resume_token", b"resume_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "metadata_only", b"metadata_only", "resume_token", b"resume_token", "several", b"several"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExportTrajectoriesRequest: _TypeAlias = ExportTrajectoriesRequest  # noqa: Y015
 
 @_typing.final
+class WholeTrajectory(_message.Message):
+    """WholeTrajectory is an exported trajectory with all of its steps."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    TRAJECTORY_FIELD_NUMBER: _builtins.int
+    STEP_VALUES_FIELD_NUMBER: _builtins.int
+    RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    resume_token: _builtins.str
+    """Where an export goes on after it."""
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.Step]:
+        """Its steps; none with metadata_only."""
+
+    @_builtins.property
+    def trajectory(self) -> _trajectory_pb2.Trajectory:
+        """All but its steps."""
+
+    @_builtins.property
+    def step_values(self) -> _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.StepValue]:
+        """The newest value of each step, name and judge."""
+
+    def __init__(
+        self,
+        *,
+        steps: _abc.Iterable[_trajectory_pb2.Step] | None = ...,
+        trajectory: _trajectory_pb2.Trajectory | None = ...,
+        step_values: _abc.Iterable[_trajectory_pb2.StepValue] | None = ...,
+        resume_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["trajectory", b"trajectory"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume_token", b"resume_token", "step_values", b"step_values", "steps", b"steps", "trajectory", b"trajectory"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WholeTrajectory: _TypeAlias = WholeTrajectory  # noqa: Y015
+
+@_typing.final
 class ExportTrajectoriesResponse(_message.Message):
-    """ExportTrajectoriesResponse is a piece of an export: a trajectory, then its steps, then its end."""
+    """ExportTrajectoriesResponse is a piece of an export: a trajectory, then its steps, then its end; or several that are whole."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -713,6 +759,7 @@ class ExportTrajectoriesResponse(_message.Message):
     STEP_VALUES_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
     resume_token: _builtins.str
     """The trajectory is whole. Where an export goes on after it."""
     total: _builtins.int
@@ -729,6 +776,10 @@ class ExportTrajectoriesResponse(_message.Message):
     def step_values(self) -> _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.StepValue]:
         """The newest value of each step, name and judge; with the trajectory."""
 
+    @_builtins.property
+    def whole(self) -> _containers.RepeatedCompositeFieldContainer[Global___WholeTrajectory]:
+        """Trajectories that follow each other, at most 1 MiB together. With `several`."""
+
     def __init__(
         self,
         *,
@@ -737,10 +788,11 @@ class ExportTrajectoriesResponse(_message.Message):
         step_values: _abc.Iterable[_trajectory_pb2.StepValue] | None = ...,
         resume_token: _builtins.str = ...,
         total: _builtins.int = ...,
+        whole: _abc.Iterable[Global___WholeTrajectory] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["trajectory", b"trajectory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume_token", b"resume_token", "step_values", b"step_values", "steps", b"steps", "total", b"total", "trajectory", b"trajectory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume_token", b"resume_token", "step_values", b"step_values", "steps", b"steps", "total", b"total", "trajectory", b"trajectory", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

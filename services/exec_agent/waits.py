@@ -138,6 +138,7 @@ class Waits:
                 else:
                     self._cancelled -= 1
         finally:
-            if self._heap and self._alarm is None:
+            # A callback may have set it for a timer of its own, later than those that were there.
+            if self._heap and (self._alarm is None or self._heap[0][0] < self._alarm_at):
                 when = self._heap[0][0]
                 self._set_alarm(when, when - time.monotonic())

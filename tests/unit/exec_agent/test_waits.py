@@ -89,6 +89,16 @@ async def test_timers_come_in_the_order_of_their_times_whatever_the_order_they_w
     waits.close()
 
 
+async def test_a_timer_that_a_callback_sets_holds_up_none_that_was_there() -> None:
+    waits = Waits()
+    done = asyncio.get_running_loop().create_future()
+    # Both at once, the one that is due and the one that is not yet: the alarm for it is set once the first has come.
+    waits.call_later(0.0, waits.call_later, 3600.0, list)
+    waits.call_later(0.05, done.set_result, None)
+    await asyncio.wait_for(done, BACKSTOP)
+    waits.close()
+
+
 async def test_a_callback_that_raises_does_not_hold_up_the_timers_after_it() -> None:
     waits = Waits()
     failures: list[str] = []

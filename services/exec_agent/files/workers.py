@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 _THREADS: Final = 16
 _BATCH_BYTES: Final = 1 << 20  # of a stream per hop; one batch is worked on while the next or last one is on its way
@@ -66,7 +66,7 @@ class Workers:
 
         If the stream or the sink fails, or the caller is cancelled, the sink is aborted before the error goes on.
         """
-        pending: Future[None] = self._pool.submit(sink.open)
+        pending: Future[Any] = self._pool.submit(sink.open)
         try:
             await asyncio.wrap_future(pending)
             batch: list[bytes] = []
@@ -79,7 +79,8 @@ class Workers:
                     pending = self._pool.submit(sink.write, batch)
                     batch, size = [], 0
             await asyncio.wrap_future(pending)
-            return await self.run(_finish, sink, batch)
+            pending = finishing = self._pool.submit(_finish, sink, batch)
+            return await asyncio.wrap_future(finishing)
         except BaseException:
             await asyncio.shield(asyncio.wrap_future(self._pool.submit(_abort, sink, pending)))
             raise
@@ -101,7 +102,7 @@ def _finish(sink: Sink[_R], last: Sequence[bytes]) -> _R:
     return sink.finish()
 
 
-def _abort(sink: Sink[object], pending: Future[None]) -> None:
+def _abort(sink: Sink[object], pending: Future[Any]) -> None:
     with suppress(BaseException):
         pending.result()  # was submitted before this, so it runs or has run
     sink.abort()

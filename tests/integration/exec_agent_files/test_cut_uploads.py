@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from orchard.exec.v1 import file_service_pb2 as pb
 from orchard.exec.v1.file_service_pb2_grpc import FileServiceStub
 
 from services.common.tokens import AGENT_TOKEN_KEY, Signer
+from services.exec_agent.files.workers import Workers
 from tests.integration.exec_agent_files.calls import S, answer, fails, write
 from tests.integration.exec_agent_files.conftest import AgentProcess
 from tests.integration.exec_agent_files.serving import UID
@@ -89,3 +93,53 @@ async def test_without_its_end_an_upload_is_unavailable(
     assert failure.retry_seconds > 0
     assert [path.name for path in work.iterdir()] == ["f"]
     assert (work / "f").read_text() == "old\n"
+
+
+class LastStep:
+    """Takes a while to finish, and notes what is done to it meanwhile."""
+
+    def __init__(self) -> None:
+        self.finishing = threading.Event()
+        self.told: list[str] = []
+        self._busy = False
+        self._disturbed = threading.Event()
+
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        self.told.append(f"{name} within another step" if self._busy else name)
+        if self._busy:
+            self._disturbed.set()
+        self._busy = True
+        yield
+        self._busy = False
+
+    def open(self) -> None:
+        """Nothing to do."""
+
+    def write(self, pieces: Sequence[bytes]) -> None:
+        """Nothing to do."""
+
+    def finish(self) -> None:
+        with self._alone("finish"):
+            self.finishing.set()
+            self._disturbed.wait(0.3)  # nobody comes
+
+    def abort(self) -> None:
+        with self._alone("abort"):
+            pass
+
+
+async def test_an_upload_that_is_cancelled_in_its_last_step_is_dropped_after_that_and_not_under_it() -> None:
+    """What it has open would be closed while it is used, and its numbers be others' at once."""
+    workers, sink = Workers(), LastStep()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"all of it"
+
+    pouring = asyncio.create_task(workers.pour(pieces(), sink))
+    assert await asyncio.to_thread(sink.finishing.wait, 110)
+    pouring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pouring
+    assert sink.told == ["finish", "abort"]
+    workers.close()

@@ -8,11 +8,15 @@ import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 from services.exec_agent.files.errors import file_errors
 from services.exec_agent.files.ownership import DefaultOwner, Owner, give, make_directory, make_parents, owner_in
 from services.exec_agent.files.paths import open_directory, split_entry, temporary_name
 from services.exec_agent.files.resolving import is_directory, status_of
+
+_MAKES: Final = 16
+"""How often a directory is made again that others take away."""
 
 
 class TemporaryFile:
@@ -75,6 +79,11 @@ class TemporaryFile:
         self._name = None
         self.discard()
 
+    def go_to(self, directory_fd: int) -> None:
+        """Get the name in another directory of the same file system."""
+        os.close(self._directory)
+        self._directory = os.dup(directory_fd)
+
     def _link(self, name: bytes) -> None:
         if self._name is None:
             os.link(f"/proc/self/fd/{self.fd}", name, dst_dir_fd=self._directory, follow_symlinks=True)
@@ -120,6 +129,7 @@ class FileWriter:
         self._options = options
         self._default_owner = default_owner
         self._made: list[bytes] = []
+        self._parent = b""
         self._name = b""
         self._directory = -1
         self._file: TemporaryFile | None = None
@@ -138,16 +148,31 @@ class FileWriter:
         # Writing through a link changes the file it points to, as a shell's redirection does.
         if not self._options.exclusive and _is_link(path):
             path = os.path.realpath(path)
-        parent, self._name = split_entry(path)
-        if self._options.make_parents:
-            self._made = make_parents(parent, self._default_owner)
-        with open_directory(parent) as directory:
-            self._directory = os.dup(directory)
+        self._parent, self._name = split_entry(path)
+        self._directory = self._open_parent()
         with suppress(FileNotFoundError):
             self._existing = os.stat(self._name, dir_fd=self._directory, follow_symlinks=False)
         if self._existing is not None:
             _refuse(self._existing, exclusive=self._options.exclusive)
         self._file = TemporaryFile(self._directory)
+
+    def _open_parent(self) -> int:
+        """A descriptor of the directory of the file, made where that was asked for.
+
+        An upload that is given up takes the empty directories along that it made: also from under those that came later
+        and found them there.
+        """
+        left = _MAKES if self._options.make_parents else 1
+        while True:
+            left -= 1
+            try:
+                if self._options.make_parents:
+                    self._made += make_parents(self._parent, self._default_owner)
+                with open_directory(self._parent) as directory:
+                    return os.dup(directory)
+            except FileNotFoundError:
+                if not left:
+                    raise
 
     def write(self, pieces: Sequence[bytes]) -> None:
         """Append bytes."""
@@ -160,10 +185,26 @@ class FileWriter:
         """Let the file appear; returns its size in bytes."""
         with file_errors(self._path):
             assert self._file is not None  # noqa: S101
-            self._set_attributes(self._file.fd)
-            self._file.publish(self._name, replace=not self._options.exclusive)
+            self._publish(self._file)
+        self._made = []
         self._close()
         return self.size
+
+    def _publish(self, file: TemporaryFile) -> None:
+        left = _MAKES if self._options.make_parents else 1
+        while True:
+            left -= 1
+            self._set_attributes(file.fd)
+            try:
+                file.publish(self._name, replace=not self._options.exclusive)
+            except FileNotFoundError:  # the directory is gone, see _open_parent
+                if not left:
+                    raise
+            else:
+                return
+            self._close()
+            self._directory = self._open_parent()
+            file.go_to(self._directory)
 
     def abort(self) -> None:
         """Leave nothing behind, neither a temporary file nor directories made for it. Safe to call after anything."""

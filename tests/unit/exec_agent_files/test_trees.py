@@ -8,12 +8,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from services.common.errors import AlreadyExistsError, OrchardError, PermissionDeniedError
+from services.common.errors import AlreadyExistsError, NotFoundError, OrchardError, PermissionDeniedError
 from services.exec_agent.files import paths, writing
 from services.exec_agent.files.archive.pack import pack
 from services.exec_agent.files.errors import file_error
@@ -179,6 +179,48 @@ def test_an_aborted_file_leaves_nothing(tmp_path: Path, flavour: str) -> None:
     file.open()
     file.write([b"x" * 100_000])
     file.abort()
+    file.abort()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_a_folder_that_another_file_takes_along_is_made_again(tmp_path: Path, flavour: str, exclusive: bool) -> None:
+    given_up = writer(tmp_path / "made/below/a", make_parents=True)
+    kept = writer(tmp_path / "made/below/b", make_parents=True, exclusive=exclusive)
+    for file in (given_up, kept):
+        file.open()
+    kept.write([b"x"])
+    given_up.abort()
+    assert kept.finish() == 1
+    # Whatever comes too late finds nothing that it may take along.
+    for file in (kept, given_up):
+        file.abort()
+    assert (tmp_path / "made/below/b").read_text() == "x"
+
+
+def test_a_folder_may_go_when_it_was_just_found(tmp_path: Path, flavour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given_up, kept = (writer(tmp_path / f"made/{name}", make_parents=True) for name in ("a", "b"))
+    given_up.open()
+
+    def too_late(path: bytes) -> AbstractContextManager[int]:
+        given_up.abort()
+        return paths.open_directory(path)
+
+    monkeypatch.setattr(writing, "open_directory", too_late)
+    kept.open()
+    kept.finish()
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["b"]
+
+
+def test_without_a_wish_for_folders_a_missing_one_is_an_error(tmp_path: Path, flavour: str) -> None:
+    (tmp_path / "made").mkdir()
+    file = writer(tmp_path / "made/f")
+    file.open()
+    for left in (tmp_path / "made").iterdir():
+        left.unlink()
+    (tmp_path / "made").rmdir()
+    with pytest.raises(NotFoundError):
+        file.finish()
     file.abort()
     assert not list(tmp_path.iterdir())
 

@@ -158,8 +158,8 @@ class Attachment:
             return  # the client is told so; what it said before it heard of that may begin behind what was taken
         try:
             while not await stdin.take(chunk.offset, chunk.data):
-                if self._execution.interrupted:
-                    return
+                # The agent stops with this half taken: what is on its way behind it is not to be looked at any more.
+                self._execution.check_interrupted()
         except FailedPreconditionError:
             return  # it is closed, and the client is told so
         if chunk.end:

@@ -223,7 +223,10 @@ class WatchCache:
             self._remember(key, new)
         else:
             self._by_uid[new.uid] = new
-            self._uid_of[key] = new.uid
+            holder = self._by_uid.get(self._uid_of.get(key, ""))
+            # A watcher that lags may still tell of one that had the id before: its successor is known by a newer word.
+            if holder is None or holder.revision <= new.revision:
+                self._uid_of[key] = new.uid
         self._on_change(new)
         self._waiters.publish(key, new)
 

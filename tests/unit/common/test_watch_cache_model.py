@@ -25,11 +25,27 @@ def complete(event: int) -> int:
     return event * STEPS + STEPS - 1
 
 
+IDS = 3
+
+
+def id_of(uid: str) -> str:
+    """Few ids: each is had by one after the other."""
+    return f"id-{int(uid[1:]) % IDS}"
+
+
 @dataclass
 class World:
     """What happened, in order: of each uid that it began, changed or ended."""
 
     history: list[tuple[str, State]] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """The next sandbox begins, once the one that has its id has ended."""
+        uid = f"u{len({one for one, _ in self.history})}"
+        alive = self.states(len(self.history))
+        for other in [one for one in alive if id_of(one) == id_of(uid)]:
+            self.history.append((other, State.DELETED))
+        self.history.append((uid, State.STARTING))
 
     def states(self, position: int) -> dict[str, tuple[int, State]]:
         """Revision and state of what was there after so many events."""
@@ -49,7 +65,7 @@ class World:
 
 
 def message(uid: str, revision: int, state: State) -> Response:
-    return Response(sandbox=to_proto(Observed("t", f"id-{uid}", uid, revision, state), include_spec=False))
+    return Response(sandbox=to_proto(Observed("t", id_of(uid), uid, revision, state), include_spec=False))
 
 
 @dataclass
@@ -88,7 +104,7 @@ def test_it_drops_what_ended_and_nothing_else(actions, rng) -> None:
     for action, number, count in [("move", 0, 0), *actions]:
         alive = world.states(len(world.history)) if action in ("change", "end") else {}
         if action == "begin":
-            world.history.append((f"u{len(world.history)}", State.STARTING))
+            world.begin()
         elif action in ("change", "end") and alive:
             uid = sorted(alive)[number % len(alive)]
             world.history.append((uid, State.READY if action == "change" else State.DELETED))
@@ -126,4 +142,28 @@ def read(world: World, consumer: Consumer, count: int) -> None:
             known = {seen.uid: seen.state for seen in consumer.cache.living()}
             there = world.states(response.complete_revision // STEPS)
             assert known == {uid: state for uid, (_, state) in there.items()}, "it is live and wrong"
+            for uid in there:
+                found = consumer.cache.get("t", id_of(uid))
+                assert found is not None and found.uid == uid, "an id leads to one that had it before"
     del consumer.pending[:count]
+
+
+def test_one_that_had_the_id_before_is_not_taken_for_its_successor() -> None:
+    """A consumer that knows the second one alone moves to a replica that still tells of the first."""
+    consumer = new_consumer()
+
+    def told_by_a_stream(*responses: Response) -> None:
+        stream = _Stream(0.0)
+        for response in responses:
+            consumer.cache._take(stream, response)
+
+    def synced(event: int) -> Response:
+        return Response(synced=watch_service_pb2.Synced(), complete_revision=complete(event))
+
+    second = message("u3", told(5), State.READY)
+    assert id_of("u0") == id_of("u3")
+    told_by_a_stream(second, synced(5))
+    late = (message("u0", told(4), State.DELETED), second)
+    told_by_a_stream(message("u0", told(2), State.READY), synced(2), *late)
+    found = consumer.cache.get("t", id_of("u3"))
+    assert found is not None and (found.uid, found.state) == ("u3", State.READY)

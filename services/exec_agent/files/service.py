@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from typing import Final
+from typing import Final, TypeVar
 
 from services.common.errors import FailedPreconditionError, InvalidArgumentError
 from services.exec_agent.files.archive.headers import Entry as ArchiveEntry
@@ -20,6 +20,7 @@ from services.exec_agent.files.patching import apply_patch
 from services.exec_agent.files.paths import absolute
 from services.exec_agent.files.reading import FileHead, read_file
 from services.exec_agent.files.removing import remove
+from services.exec_agent.files.turns import Turns
 from services.exec_agent.files.uploads import Uploads, UploadStream
 from services.exec_agent.files.workers import Workers
 from services.exec_agent.files.writing import FileWriter, WriteOptions, make_one_directory
@@ -27,6 +28,8 @@ from services.exec_agent.users import resolve_user
 
 MAXIMUM_PATCH_BYTES: Final = 64 << 20
 _SWEEP_SECONDS: Final = 60.0
+
+_T = TypeVar("_T")
 
 
 class FileService:
@@ -42,6 +45,7 @@ class FileService:
         self._default_owner = default_owner
         self._workers = Workers()
         self._uploads = Uploads()
+        self._turns = Turns()
 
     def close(self) -> None:
         """Take no more work."""
@@ -53,6 +57,15 @@ class FileService:
 
     def _path(self, path: str) -> bytes:
         return absolute(path, self._working_directory)
+
+    async def _run_in_turn(self, what: Hashable, work: Callable[[], _T]) -> _T:
+        """Run a change of which its client may ask for a repeat before this one has ended."""
+
+        def in_turn() -> _T:
+            with self._turns.take(what):
+                return work()
+
+        return await self._workers.run(in_turn)
 
     async def write_file(
         self,
@@ -109,7 +122,8 @@ class FileService:
 
     async def move(self, source: str, target: str, *, overwrite: bool) -> None:
         """Rename, across devices too."""
-        await self._workers.run(move, self._path(source), self._path(target), overwrite=overwrite)
+        places = self._path(source), self._path(target)
+        await self._run_in_turn(places, partial(move, *places, overwrite=overwrite))
 
     async def remove(self, path: str, *, recursive: bool, missing_ok: bool) -> None:
         """Remove an entry."""
@@ -137,15 +151,11 @@ class FileService:
                 raise InvalidArgumentError.of(
                     "data", f"the patch must be at most {MAXIMUM_PATCH_BYTES >> 20} MiB in all"
                 )
-        return await self._workers.run(
-            _apply,
-            self._path(path),
-            collected,
-            strip=strip,
-            dry_run=dry_run,
-            options=options,
-            default_owner=self._owner(),
+        place = self._path(path)
+        work = partial(
+            _apply, place, collected, strip=strip, dry_run=dry_run, options=options, default_owner=self._owner()
         )
+        return await self._run_in_turn(place, work)
 
 
 def _apply(

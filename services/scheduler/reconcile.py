@@ -52,7 +52,7 @@ class Reconciler:
         self._grace_ms = int(grace_seconds * 1000)
         self._me = secrets.token_hex(8)
         self._stuck_ms = stuck_seconds * 1000
-        self._absent_since: dict[str, int] = {}
+        self._absent_since: dict[tuple[str, str], int] = {}
         self._going_since: dict[str, int] = {}
         self._seen: Hub[str, Observed] = Hub()
         self._backlog = self._seen.subscribe()
@@ -103,13 +103,21 @@ class Reconciler:
         """Wake waiters when a record changes, for ever."""
         while True:
             try:
-                async for name in self._store.changes(self._scheduler.notify_all):
+                async for name in self._store.changes(self._connected):
                     if name[1]:
                         self._scheduler.notify(name)
                     else:
                         self._dispatcher.wake()
             except UnavailableError:
                 await asyncio.sleep(_REAP_SECONDS)
+
+    def _connected(self) -> None:
+        """No change is missed from now on. A store that was away may have come back without its last moments: what the
+        watcher told of sandboxes that it will not tell again is written again.
+        """
+        self._scheduler.notify_all()
+        for seen in self._cache.living():
+            self.saw(seen)
 
     async def run_reaper(self) -> None:
         """End leases that ran out, for ever."""
@@ -154,7 +162,7 @@ class Reconciler:
                 await self._write(seen)
         self._push_stuck(cache)
         missing = [name for name in names if not _present(cache.get(*name))]
-        absent: dict[str, int] = {}
+        absent: dict[tuple[str, str], int] = {}
         for start in range(0, len(missing), _AT_ONCE):
             for record in await self._store.get_many(missing[start : start + _AT_ONCE]):
                 if record is not None and record.state is not State.QUEUED:
@@ -180,14 +188,15 @@ class Reconciler:
                     self._dispatcher.delete_soon(Incarnation(seen.tenant, seen.sandbox_id, seen.uid), force=True)
         self._going_since = going
 
-    async def _mend(self, record: Record, heard_ms: int, absent: dict[str, int]) -> None:
+    async def _mend(self, record: Record, heard_ms: int, absent: dict[tuple[str, str], int]) -> None:
         """End a record whose sandbox is gone.
 
         A sandbox counts as gone when the watcher, still talking after the whole grace, has not named it: one that is
         behind or stalled, or a runtime that is busy, must not look like one that lost it. Then the runtime is asked.
         """
-        since = self._absent_since.get(record.request_id, clock_ms())
-        absent[record.request_id] = since
+        create = (record.tenant, record.request_id)  # a request id is its tenant's own
+        since = self._absent_since.get(create, clock_ms())
+        absent[create] = since
         if heard_ms - since < self._grace_ms:
             return
         if record.uid and not await self._runtime.is_gone(record.incarnation):

@@ -117,6 +117,25 @@ class TestWrites:
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
 
+    async def test_a_store_that_lost_its_last_moments_is_told_again(self, pieces: Pieces, valkey: redis.Redis) -> None:
+        """As after a failover: the record is what it was before the watcher's word, which does not come again."""
+        record = wanted("a")
+        await started(pieces.store, record)
+        before = await valkey.dump("orchard:sandbox:t:a")
+        reconciler = pieces.reconciler
+        working = [asyncio.ensure_future(work) for work in (reconciler.run_writes(), reconciler.run_changes())]
+        try:
+            pieces.cache.tell(seen(record, State.READY, 5))
+            await until(pieces, record, State.READY)
+            await valkey.restore("orchard:sandbox:t:a", 0, before, replace=True)
+            assert (await state_of(pieces.store, record))[0] is State.STARTING
+            await valkey.client_kill_filter(_type="pubsub")
+            await until(pieces, record, State.READY)
+        finally:
+            for task in working:
+                task.cancel()
+            await asyncio.gather(*working, return_exceptions=True)
+
 
 class TestRounds:
     async def test_only_a_watcher_that_talks_can_miss_a_sandbox(
@@ -165,6 +184,22 @@ class TestRounds:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             pieces.store.queue_lengths = read  # type: ignore[method-assign]
+
+    async def test_each_tenants_request_is_missed_by_itself(
+        self, pieces: Pieces, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One that has just started is not taken for one of another tenant that has been missing for long."""
+        now = [clock_ms()]
+        monkeypatch.setattr("services.scheduler.reconcile.clock_ms", lambda: now[0])
+        missing, fresh = wanted("a", request_id="same"), wanted("b", tenant="another", request_id="same")
+        await started(pieces.store, missing)
+        await pieces.reconciler._round(pieces.cache)
+        now[0] += GRACE_MS + 1
+        pieces.cache.heard_ms = now[0]
+        await started(pieces.store, fresh)
+        await pieces.reconciler._round(pieces.cache)
+        assert await state_of(pieces.store, missing) == (State.FAILED, Reason.DELETED_EXTERNALLY)
+        assert await state_of(pieces.store, fresh) == (State.STARTING, Reason.UNSPECIFIED)
 
     @pytest.mark.parametrize("state", [State.STARTING, State.DELETING])
     async def test_what_the_runtime_still_has_is_not_ended(

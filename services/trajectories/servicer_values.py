@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from orchard.trajectory.v1 import trajectory_pb2, trajectory_service_pb2
 
@@ -36,7 +37,7 @@ _NAME: Final = re.compile(r"[a-z0-9_-]{1,64}\Z")
 _TRACE: Final = re.compile(r"([0-9a-f]{32})?\Z")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TASK_FIELDS: Final = ("dataset", "instance_id", "repo", "website", "split")
-_OWN_FIELDS: Final = tuple(name for name in TEXT_FIELDS if name not in _TASK_FIELDS)
+_OWN_FIELDS: Final = (*(name for name in TEXT_FIELDS if name not in _TASK_FIELDS), "tools_json", "metadata_json")
 _REWARD_TEXTS: Final = ("reason", "judge", "rubric", "version", "details_json")
 _SHORT: Final = {"rollout_id", "group_id", "harness", "policy_version", "sandbox_id"}
 _LISTS: Final = {
@@ -117,21 +118,19 @@ def write_trajectory(message: trajectory_pb2.Trajectory, found: Trajectory) -> N
     message.trajectory_id = said.trajectory_id
     message.tenant = found.tenant
     message.task.SetInParent()
-    for part, names in ((message, _OWN_FIELDS), (message.task, _TASK_FIELDS)):
-        for name in names:
-            if text := getattr(said, name):
-                setattr(part, name, text)
+    _write_texts(message, said, _OWN_FIELDS)
+    _write_texts(message.task, said, _TASK_FIELDS)
     message.attempt = said.attempt
-    message.tools_json = said.tools_json
-    message.metadata_json = said.metadata_json
     if said.labels:
         message.labels.update(said.labels)
     message.status = found.status.value  # type: ignore[assignment]  # the numbers are the proto's
-    message.status_message = found.status_message
+    if found.status_message:
+        message.status_message = found.status_message
     for reward in found.rewards:
-        _write_reward(message.rewards.add(), reward)
+        written = message.rewards.add()
+        _write_reward(written, reward)
         if reward is found.outcome:
-            _write_reward(message.outcome, reward)
+            message.outcome.CopyFrom(written)
     wire = message.totals
     wire.steps, wire.turns, wire.text_bytes = totals.steps, totals.turns, totals.text_bytes
     wire.prompt_tokens, wire.completion_tokens = totals.prompt_tokens, totals.completion_tokens
@@ -140,6 +139,13 @@ def write_trajectory(message: trajectory_pb2.Trajectory, found: Trajectory) -> N
     if found.seal_time is not None:
         _write_time(message.seal_time, found.seal_time)
     message.content_hash = found.content_hash
+
+
+def _write_texts(message: Message, value: object, names: Sequence[str]) -> None:
+    """Those texts of a value that say something; most are empty."""
+    for name in names:
+        if text := getattr(value, name):
+            setattr(message, name, text)
 
 
 def reward_message(reward: Reward) -> trajectory_pb2.Reward:
@@ -153,9 +159,7 @@ def _write_reward(message: trajectory_pb2.Reward, reward: Reward) -> None:
     message.name = reward.name
     message.state = reward.state.value  # type: ignore[assignment]
     message.value = reward.value or 0.0
-    for name in _REWARD_TEXTS:
-        if text := getattr(reward, name):
-            setattr(message, name, text)
+    _write_texts(message, reward, _REWARD_TEXTS)
     if reward.time is not None:
         _write_time(message.time, reward.time)
 

@@ -22,7 +22,7 @@ from services.local.runtime.identity import Identity, has_ended, kill
 from services.local.runtime.model import Abilities, Ended, Image, Reason, Request, new_uid
 from services.local.runtime.plan import RUN_MAP_TOOLS, Plan
 from services.local.runtime.planning import RESOLVER_FILE, Planner, limits_of
-from services.local.runtime.recorded import end_recorded, read_record
+from services.local.runtime.recorded import end_recorded, open_agent, read_record
 from services.local.runtime.removal import RemovalError, remove_tree
 from services.local.runtime.removals import MappedRemovals
 from services.local.runtime.setup import Machine
@@ -256,13 +256,14 @@ class ProcessRuntime:
         self._live[uid] = live
         loop = asyncio.get_running_loop()
         loop.add_reader(live.init_fd, self._init_ended, uid, live)
-        if answer.agent_fd is None:
-            self._agent_ended(uid, live)
-        else:
-            self._watch_agent(uid, live, answer.agent_fd)
+        self._watch_agent(uid, live, answer.agent_fd)
         return live
 
-    def _watch_agent(self, uid: str, live: _Live, descriptor: int) -> None:
+    def _watch_agent(self, uid: str, live: _Live, descriptor: int | None) -> None:
+        """None: it is gone."""
+        if descriptor is None:
+            self._agent_ended(uid, live)
+            return
         live.agent_fd = descriptor
         live.agent_ended.clear()
         asyncio.get_running_loop().add_reader(descriptor, self._agent_ended, uid, live)
@@ -301,6 +302,10 @@ class ProcessRuntime:
         )
         try:
             answer = await self._ask(uid, plan, live.limits)
+        except ZygoteDiedError:
+            # What it had recorded by then is an agent like any other; what it had not ends by itself.
+            self._watch_agent(uid, live, await asyncio.to_thread(open_agent, self._machine.sandbox_folder(uid)))
+            return
         except (StartError, ZygoteError, OSError) as error:
             # An init that is killed takes its agent first: then there is nothing to join, and no fault of the agent.
             with contextlib.suppress(TimeoutError):
@@ -310,7 +315,6 @@ class ProcessRuntime:
                 await self._fail(uid, live, f"no fresh agent could be started: {error}")
             return
         os.close(answer.init_fd)
-        assert answer.agent_fd is not None  # noqa: S101 (the plan has an agent)
         self._watch_agent(uid, live, answer.agent_fd)
 
     async def _fail(self, uid: str, live: _Live, message: str) -> None:

@@ -47,6 +47,15 @@ def read_record(folder: Path) -> Record:
     return Record(Identity(**values["init"]), None if agent is None else Identity(**agent))
 
 
+def open_agent(folder: Path) -> int | None:
+    """A pidfd of the agent that was recorded last; None: there is none any more."""
+    try:
+        agent = read_record(folder).agent
+        return None if agent is None else agent.open()
+    except (OSError, ValueError):
+        return None
+
+
 def end_recorded(folder: Path) -> None:
     """Kill the init of a sandbox that nobody watches over, and wait until it is gone."""
     try:

@@ -203,8 +203,7 @@ async def test_a_sandbox_whose_init_is_killed_has_failed(node: NodeProcess) -> N
 
 async def test_a_zygote_that_is_killed_is_replaced(leveled: NodeProcess) -> None:
     box = await leveled.box()
-    children = _descendants(leveled.process.pid)
-    (zygote,) = [pid for pid in children if _name(pid) == "orchard-agent" and _pid_inside(pid) == pid]
+    zygote = _zygote_of(leveled)
     os.kill(zygote, signal.SIGKILL)
     await gone(zygote)
     assert (await box.ok("echo alive")).strip() == "alive"
@@ -213,6 +212,39 @@ async def test_a_zygote_that_is_killed_is_replaced(leveled: NodeProcess) -> None
     # An agent whose parent was the first zygote is still reaped, so its sandbox can go.
     await leveled.delete(box.uid)
     await leveled.delete(other.uid)
+
+
+async def test_a_zygote_that_dies_with_a_fresh_agent_costs_no_sandbox(leveled: NodeProcess) -> None:
+    box = await leveled.box()
+    zygote, before = _zygote_of(leveled), _sockets(leveled)
+    os.kill(zygote, signal.SIGSTOP)
+    os.kill(box.agent_pid, signal.SIGKILL)
+    async with asyncio.timeout(PATIENCE):
+        # A pair is made for the answer; one of it is left once the request was sent.
+        while "joining a fresh one" not in leveled.log() or len(_sockets(leveled) - before) != 1:
+            await asyncio.sleep(0.01)
+    os.kill(zygote, signal.SIGKILL)
+    await box.healthy()
+    assert (await box.ok("echo alive")).strip() == "alive"
+    await leveled.delete(box.uid)
+
+
+def _zygote_of(node: NodeProcess) -> int:
+    found = []
+    for pid in _descendants(node.process.pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            if _name(pid) == "orchard-agent" and _pid_inside(pid) == pid:
+                found.append(pid)
+    (zygote,) = found
+    return zygote
+
+
+def _sockets(node: NodeProcess) -> set[str]:
+    links = set()
+    for entry in Path(f"/proc/{node.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed
+            links.add(os.readlink(entry))
+    return {link for link in links if link.startswith("socket:")}
 
 
 def _descendants(pid: int) -> list[int]:

@@ -88,7 +88,10 @@ async def test_an_endpoint_is_a_port_inside_a_sandbox_without_a_network(
         assert await ask(sandbox, 8080) == right()
         assert await ask(sandbox, 8080, times=300) == right(300)
         assert await asyncio.gather(*(ask(sandbox, 8080) for _ in range(20))) == [right()] * 20
-    assert await ask(sandbox, 8080) == "ConnectionRefusedError"
+    async with asyncio.timeout(BACKSTOP):
+        while (found := await ask(sandbox, 8080)) != "ConnectionRefusedError":
+            # The agent hears of the end a moment later.
+            assert found in {"ConnectionResetError", "BrokenPipeError"}
 
 
 async def test_free_ports_and_taken_ones(offered: Offered, sandbox: orchard.AsyncSandbox) -> None:

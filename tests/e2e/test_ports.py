@@ -274,6 +274,7 @@ async def test_a_lost_sandbox_is_told(client: orchard.AsyncSandboxClient, connec
     events: asyncio.Queue[ForwardEvent] = asyncio.Queue()
     sandbox = await client.create()
     await sandbox.delete()
+    await sandbox.wait_ended(BACKSTOP)  # until then it is only that nothing listens there
     async with sandbox.forward(80, on_event=events.put_nowait) as address:
         await connect(address.host, address.port)
         assert isinstance((await asyncio.wait_for(events.get(), BACKSTOP)).error, orchard.SandboxLost)

@@ -53,7 +53,8 @@ def test_what_is_written_too_late_is_an_error(sandbox: Sandbox) -> None:
     process = sandbox.start("exec <&-; echo closed; sleep 1000", stdin=True)
     assert next(process.output()).data == b"closed\n"
     with pytest.raises(orchard.StdinClosed):
-        process.write(b"too late")
+        while True:  # until its reaper has let go of the pipe too
+            process.write(b"too late")
     process.kill()
     process.wait()
     with pytest.raises(orchard.StdinClosed):

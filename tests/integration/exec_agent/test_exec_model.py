@@ -148,6 +148,8 @@ class Commands(RuleBasedStateMachine):
             self._begin(self.queue[0])
             # An echo shows that it has started, and that the one before is gone.
             self._write(self.queue[0], b"first", 0)
+            # It may come before the launcher says that it has; a repeat is answered once it does.
+            self.call("StartExec", exec_id=self.queue[0].exec_id, spec=self.queue[0].spec)
         states = {found.exec_id: found.state for found in self.call("ListExecs", page_size=1000).execs}
         for position, twin in enumerate(self.queue):
             wanted = exec_pb2.EXEC_STATE_QUEUED if position else exec_pb2.EXEC_STATE_RUNNING

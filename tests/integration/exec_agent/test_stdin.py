@@ -109,7 +109,9 @@ async def test_writing_to_what_has_closed_its_input_is_an_error(client: Client) 
     exec_id = await started(client, "sh", "-c", "exec <&-; echo closed; exec sleep 1000", concurrent=True)
     await client.until_output(exec_id, b"closed\n")
     with problem() as found:
-        await write(client, exec_id, b"too late")
+        offset = 0
+        while True:  # until its reaper has let go of the pipe too
+            offset = (await write(client, exec_id, b"too late", offset=offset)).offset
     assert (found[0].code, found[0].reason) == (grpc.StatusCode.FAILED_PRECONDITION, "STDIN_CLOSED")
     assert (await stdin(client, exec_id)).closed
     await client.signal(exec_id, signal=9)

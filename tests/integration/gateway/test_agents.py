@@ -228,6 +228,7 @@ async def test_a_secret_goes_to_the_sandbox_its_create_made_and_to_no_other_of_t
     ):
         world.records["x"] = sandbox_pb2.Sandbox(request_id="r2", state=sandbox_pb2.SANDBOX_STATE_QUEUED)
         world.tell("x", "u1", State.READY, "r1")
+        await gateway.until_seen("x", "u1")
         await gateway.agents.find("t", "x")
         gateway.courier.deliver_later(WHO, "x", "r2", {"S": "1"})
         await asyncio.wait_for(world.asked.wait(), BACKSTOP)
@@ -381,6 +382,7 @@ async def test_an_agent_that_is_too_old_is_refused_with_what_to_do(tmp_path: Pat
 async def test_an_agent_that_tells_the_watcher_no_version_is_asked_once(tmp_path: Path) -> None:
     async with world_and_gateway(tmp_path) as (world, gateway, _server), agent_at(world, "u1") as agent:
         world.tell("x", "u1", State.READY, version="")
+        await gateway.until_seen("x", "u1")
         agent.version = "0.0.1"
         for _ in range(2):
             with pytest.raises(FailedPreconditionError, match=r"0\.0\.1"):
@@ -403,6 +405,7 @@ async def test_what_is_not_known_is_missing_only_while_the_watcher_tells(tmp_pat
 async def test_use_that_could_not_be_reported_is_reported_later(tmp_path: Path) -> None:
     async with world_and_gateway(tmp_path) as (world, gateway, _server), agent_at(world, "u1"), TaskGroup() as tasks:
         world.tell("x", "u1", State.READY)
+        await gateway.until_seen("x", "u1")
         agent = await gateway.agents.find("t", "x")
         gateway.agents.begin(agent)
         gateway.agents.end(agent)
@@ -423,6 +426,7 @@ async def test_a_stop_ends_streams_with_a_reason_and_a_time_to_retry(
         agent_at(world, "u1"),
     ):
         world.tell("x", "u1", State.READY)
+        await gateway.until_seen("x", "u1")
         await gateway.server.start(f"unix:{tmp_path}/gateway")
         async with grpc.aio.insecure_channel(f"unix:{tmp_path}/gateway") as channel:
             stub = exec_service_pb2_grpc.ExecServiceStub(channel)

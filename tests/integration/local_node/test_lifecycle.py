@@ -243,7 +243,7 @@ def _sockets(node: NodeProcess) -> set[str]:
     links = set()
     for entry in Path(f"/proc/{node.process.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it was closed
-            links.add(os.readlink(entry))
+            links.add(str(entry.readlink()))
     return {link for link in links if link.startswith("socket:")}
 
 

@@ -18,7 +18,7 @@ class MappedRemovals:
         self._ids = ids
         self._zygote = zygote
         self._pending: dict[str, asyncio.Future[None]] = {}
-        self._working = asyncio.Lock()
+        self._working: asyncio.Task[None] | None = None
 
     async def remove(self, folder: str) -> None:
         """Remove one; returns when it is gone.
@@ -27,21 +27,33 @@ class MappedRemovals:
             RemovalError: it cannot be removed.
         """
         mine = self._pending.setdefault(folder, asyncio.get_running_loop().create_future())
-        async with self._working:
-            batch, self._pending = self._pending, {}
-            if batch:
+        if self._working is None:
+            # Of nobody who waits: one that gives up takes no other with it.
+            self._working = asyncio.get_running_loop().create_task(self._work(), name="remove folders")
+        await asyncio.shield(mine)
+
+    async def _work(self) -> None:
+        batch: dict[str, asyncio.Future[None]] = {}
+        try:
+            while self._pending:
+                batch, self._pending = self._pending, {}
                 await self._remove_all(batch)
-        await mine
+        finally:
+            self._working = None
+            for future in (*batch.values(), *self._pending.values()):
+                if not future.done():  # only where this task was cancelled, or there is a fault of ours
+                    future.cancel()
+            self._pending.clear()
 
     async def _remove_all(self, batch: dict[str, asyncio.Future[None]]) -> None:
+        error: Exception | None = None
         try:
             await self._zygote.remove(self._ids, list(batch))
-        except (StartError, ZygoteError, ZygoteDiedError) as error:
-            for folder, future in batch.items():
-                if os.path.exists(folder):  # noqa: PTH110, ASYNC240 (one look)
-                    future.set_exception(RemovalError(str(error)))
-                else:
-                    future.set_result(None)
-        else:
-            for future in batch.values():
+        except (StartError, ZygoteError, ZygoteDiedError, OSError) as raised:
+            error = raised
+        for folder, future in batch.items():
+            if error is not None and os.path.exists(folder):  # noqa: PTH110, ASYNC240 (one look)
+                future.set_exception(RemovalError(str(error)))
+                future.exception()  # whoever wanted it may have given up
+            else:
                 future.set_result(None)

@@ -149,6 +149,25 @@ async def test_a_write_to_a_command_that_the_agent_took_along_says_whose_doing_i
             await process.wait()
 
 
+async def test_a_command_that_waited_for_another_runs_once_the_agent_is_back(
+    client: orchard.AsyncSandboxClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As one that has waited for longer than its first call.
+    monkeypatch.setattr("orchard._client.execs.INLINE_WAIT_SECONDS", 0.0)
+    async with await client.create() as sandbox:
+        first = asyncio.ensure_future(sandbox.exec("touch /root/first; sleep 600"))
+        while not await sandbox.exists("/root/first"):
+            await asyncio.sleep(0.02)
+        second = asyncio.ensure_future(sandbox.exec("echo ran >> /root/second; cat /root/second", exec_id="second"))
+        while "second" not in {one.exec_id for one in await sandbox.list_execs()}:
+            await asyncio.sleep(0.02)
+        with pytest.raises(orchard.CommandInterrupted):
+            await sandbox.exec("kill -9 -1; sleep 60", concurrent=True)
+        with pytest.raises(orchard.CommandInterrupted):
+            await first
+        assert (await second).stdout == "ran\n"
+
+
 async def test_the_agent_killed_from_inside_comes_back(client: orchard.AsyncSandboxClient) -> None:
     async with await client.create() as sandbox:
         # What the platform did to a command is an error, never a result that could be scored.

@@ -93,7 +93,14 @@ class Run:
         if response.exec.state == exec_pb2.EXEC_STATE_ENDED and response.output_complete:
             self.chunks = [(stream_name(chunk.stream), chunk.data) for chunk in response.output]
             return self.end(response.exec.result)
-        return await self.collect()
+        while True:
+            try:
+                return await self.collect()
+            except errors.ExecNotFound:
+                if response.exec.state != exec_pb2.EXEC_STATE_QUEUED or self.offset:
+                    raise
+            # It waited for others when the agent was killed, which knows of none that it has not begun.
+            response = await self.start(0.0)
 
     async def collect(self) -> ExecResult:
         """The result of a started command with all its retained output."""

@@ -149,8 +149,9 @@ async def test_a_write_to_a_command_that_the_agent_took_along_says_whose_doing_i
             await process.wait()
 
 
+@pytest.mark.parametrize("size", [3, 1 << 20])
 async def test_a_command_that_waited_for_another_runs_once_the_agent_is_back(
-    client: orchard.AsyncSandboxClient, monkeypatch: pytest.MonkeyPatch
+    client: orchard.AsyncSandboxClient, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     # As one that has waited for longer than its first call.
     monkeypatch.setattr("orchard._client.execs.INLINE_WAIT_SECONDS", 0.0)
@@ -158,14 +159,15 @@ async def test_a_command_that_waited_for_another_runs_once_the_agent_is_back(
         first = asyncio.ensure_future(sandbox.exec("touch /root/first; sleep 600"))
         while not await sandbox.exists("/root/first"):
             await asyncio.sleep(0.02)
-        second = asyncio.ensure_future(sandbox.exec("echo ran >> /root/second; cat /root/second", exec_id="second"))
+        command = "wc -c >> /root/second; cat /root/second"
+        second = asyncio.ensure_future(sandbox.exec(command, exec_id="second", input=bytes(size)))
         while "second" not in {one.exec_id for one in await sandbox.list_execs()}:
             await asyncio.sleep(0.02)
         with pytest.raises(orchard.CommandInterrupted):
             await sandbox.exec("kill -9 -1; sleep 60", concurrent=True)
         with pytest.raises(orchard.CommandInterrupted):
             await first
-        assert (await second).stdout == "ran\n"
+        assert (await second).stdout == f"{size}\n"
 
 
 async def test_the_agent_killed_from_inside_comes_back(client: orchard.AsyncSandboxClient) -> None:

@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -85,22 +85,20 @@ class Run:
         """Start it and return its result; output comes with the first answer if it is short and quick, else by a
         stream.
         """
-        if self.input is not None:
-            await self.start(0.0)
-            async with feeding(self, self.input):
-                return await self.collect()
-        response = await self.start(INLINE_WAIT_SECONDS)
-        if response.exec.state == exec_pb2.EXEC_STATE_ENDED and response.output_complete:
-            self.chunks = [(stream_name(chunk.stream), chunk.data) for chunk in response.output]
-            return self.end(response.exec.result)
+        wait_seconds = INLINE_WAIT_SECONDS if self.input is None else 0.0
         while True:
+            response = await self.start(wait_seconds)
+            if response.exec.state == exec_pb2.EXEC_STATE_ENDED and response.output_complete:
+                self.chunks = [(stream_name(chunk.stream), chunk.data) for chunk in response.output]
+                return self.end(response.exec.result)
             try:
-                return await self.collect()
+                async with nullcontext() if self.input is None else feeding(self, self.input):
+                    return await self.collect()
             except errors.ExecNotFound:
+                # Once more, if it waited for others when the agent was killed, which knows of none that never began.
                 if response.exec.state != exec_pb2.EXEC_STATE_QUEUED or self.offset:
                     raise
-            # It waited for others when the agent was killed, which knows of none that it has not begun.
-            response = await self.start(0.0)
+            wait_seconds = 0.0
 
     async def collect(self) -> ExecResult:
         """The result of a started command with all its retained output."""

@@ -105,8 +105,8 @@ async def feeding(run: Run, data: bytes) -> AsyncIterator[None]:
     async def feed() -> None:
         try:
             await writer.write(data, end=True)
-        except (errors.StdinClosed, errors.ExecExpired):
-            return
+        except (errors.StdinClosed, errors.ExecExpired, errors.ExecNotFound):
+            return  # whoever reads its output is told what became of it
         except errors.OrchardError as error:
             failures.append(error)
             await run.abandon()

@@ -65,9 +65,10 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
         context: Any,  # noqa: ARG002
     ) -> pb.JudgeResponse:
         """See judge_service.proto."""
-        tenant, intake, request_id = principal().tenant, None, ""
+        tenant, intake, request_id, more = principal().tenant, None, "", False
         async with self._room() as share:
             async for message in request_iterator:
+                more = message.more
                 part = message.WhichOneof("part")
                 await share.take(message.ByteSize())
                 if intake is None:
@@ -79,6 +80,8 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
                     _piece(intake, part, message)
             if intake is None:
                 raise InvalidArgumentError.of("judgement", "the stream ended before its first message")
+            if more:  # a caller that is gone reads as the end of its messages before it reads as gone
+                raise UnavailableError("the stream ended before its last message; repeat it", reason="UPLOAD_CUT")
             prepared = await self._judging.prepare(tenant, intake.request())
             verdict = await self._judging.judge_request(tenant, request_id, prepared)
         return pb.JudgeResponse(verdict=values.verdict_message(verdict))

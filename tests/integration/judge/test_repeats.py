@@ -39,7 +39,7 @@ from services.judge.store.tables import SCHEMA
 from services.judge.store.texts import TextStore
 from services.judge.store.turns import Turns
 from services.judge.store.verdicts import BatchItem, VerdictStore
-from tests.integration.judge.conftest import STEPS, Calls, step
+from tests.integration.judge.conftest import STEPS, Calls, judgement, pieces, step
 from tests.integration.judge.test_service import ABSTAINED, EXCLUDED, SCORED, fails
 from tests.support.judge_server import JudgeServer
 
@@ -132,6 +132,20 @@ async def test_a_request_that_the_budget_stopped_goes_on_with_a_larger_one(calls
     stopped = await calls.judge(request_id="r1", budget=judge_pb2.Budget(tokens=10))
     assert (stopped.reason, len(server.requests)) == ("BUDGET_EXHAUSTED", 0)
     assert (await calls.judge(request_id="r1", budget=judge_pb2.Budget(tokens=100_000))).state == SCORED
+
+
+async def test_a_stream_that_was_cut_judges_nothing(calls: Calls, server: JudgeServer) -> None:
+    parts = [pb.JudgeRequest(judgement=judgement(), request_id="r1", more=True)]
+    parts += [pb.JudgeRequest(**piece, more=True) for piece in pieces((STEPS,), {})]
+    for sent in range(1, len(parts) + 1):
+
+        async def requests(count: int = sent) -> AsyncIterator[pb.JudgeRequest]:
+            for part in parts[:count]:
+                yield part
+
+        assert await fails(calls.Judge(requests()), grpc.StatusCode.UNAVAILABLE) == "UPLOAD_CUT"
+    assert not server.requests
+    assert (await calls.judge(request_id="r1", instruction="Do that.")).state == SCORED
 
 
 async def test_an_outage_leaves_no_item_of_a_batch_out_for_good(calls: Calls, server: JudgeServer) -> None:

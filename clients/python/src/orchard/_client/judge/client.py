@@ -61,9 +61,12 @@ class AsyncJudge:
         request_id = request_id or f"j-{secrets.token_hex(12)}"
 
         async def requests() -> AsyncIterator[pb.JudgeRequest]:
-            yield pb.JudgeRequest(judgement=asked, request_id=request_id)
+            message = pb.JudgeRequest(judgement=asked, request_id=request_id)
             for piece in convert.pieces(judgement):
-                yield pb.JudgeRequest(**piece)
+                message.more = True
+                yield message
+                message = pb.JudgeRequest(**piece)
+            yield message
 
         with self._transport.operation("Judge") as operation:
             response = await self._transport.upload(

@@ -31,9 +31,14 @@ class JudgeRequest(_message.Message):
     JUDGEMENT_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Names this judgement, with the first message; optional: 1 to 128 of A-Z, a-z, 0-9, '-', '_', '.', beginning with a letter or digit.
     A repeat with the same id returns the first verdict, whatever its state, also with `fresh`; one that the budget stopped goes on.
+    """
+    more: _builtins.bool
+    """Another message follows this one; optional. A connection that breaks may look like the end of the stream: where the last message that
+    came has this set, nothing is judged, and request_id names nothing yet.
     """
     @_builtins.property
     def judgement(self) -> _judge_pb2.Judgement:
@@ -54,10 +59,11 @@ class JudgeRequest(_message.Message):
         judgement: _judge_pb2.Judgement | None = ...,
         steps: Global___AttemptSteps | None = ...,
         image: Global___ImageChunk | None = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "judgement", b"judgement", "part", b"part", "steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "judgement", b"judgement", "part", b"part", "request_id", b"request_id", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "judgement", b"judgement", "more", b"more", "part", b"part", "request_id", b"request_id", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["judgement", "steps", "image"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015

@@ -99,7 +99,7 @@ class JudgeServiceServicer:
         is EXCLUDED, and is not asked for again. Idempotent by request_id as long as the verdict is kept. Errors: INVALID_ARGUMENT (field
         named; JUDGE_UNKNOWN; a step or image that is missing); NOT_FOUND (RUBRIC_NOT_FOUND); ALREADY_EXISTS (REQUEST_ID_REUSED: the id was
         used for something else); RESOURCE_EXHAUSTED (TRAJECTORY_TOO_LARGE; TOO_MANY_JUDGEMENTS, JUDGE_QUEUE_FULL: retry later); UNAVAILABLE
-        (retry).
+        (retry; UPLOAD_CUT: the stream ended after a message with `more`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

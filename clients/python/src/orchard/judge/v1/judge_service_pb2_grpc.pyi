@@ -41,7 +41,7 @@ class JudgeServiceStub:
     is EXCLUDED, and is not asked for again. Idempotent by request_id as long as the verdict is kept. Errors: INVALID_ARGUMENT (field
     named; JUDGE_UNKNOWN; a step or image that is missing); NOT_FOUND (RUBRIC_NOT_FOUND); ALREADY_EXISTS (REQUEST_ID_REUSED: the id was
     used for something else); RESOURCE_EXHAUSTED (TRAJECTORY_TOO_LARGE; TOO_MANY_JUDGEMENTS, JUDGE_QUEUE_FULL: retry later); UNAVAILABLE
-    (retry).
+    (retry; UPLOAD_CUT: the stream ended after a message with `more`).
     """
     JudgeBatch: _grpc.StreamStreamMultiCallable[_judge_service_pb2.JudgeBatchRequest, _judge_service_pb2.JudgeBatchResponse]
     """JudgeBatch judges many items, each as Judge does, and returns each verdict as soon as it is there. A batch that broke goes on when
@@ -82,7 +82,7 @@ class JudgeServiceAsyncStub(JudgeServiceStub):
     is EXCLUDED, and is not asked for again. Idempotent by request_id as long as the verdict is kept. Errors: INVALID_ARGUMENT (field
     named; JUDGE_UNKNOWN; a step or image that is missing); NOT_FOUND (RUBRIC_NOT_FOUND); ALREADY_EXISTS (REQUEST_ID_REUSED: the id was
     used for something else); RESOURCE_EXHAUSTED (TRAJECTORY_TOO_LARGE; TOO_MANY_JUDGEMENTS, JUDGE_QUEUE_FULL: retry later); UNAVAILABLE
-    (retry).
+    (retry; UPLOAD_CUT: the stream ended after a message with `more`).
     """
     JudgeBatch: _aio.StreamStreamMultiCallable[_judge_service_pb2.JudgeBatchRequest, _judge_service_pb2.JudgeBatchResponse]  # type: ignore[assignment]
     """JudgeBatch judges many items, each as Judge does, and returns each verdict as soon as it is there. A batch that broke goes on when
@@ -126,7 +126,7 @@ class JudgeServiceServicer(metaclass=_abc_1.ABCMeta):
         is EXCLUDED, and is not asked for again. Idempotent by request_id as long as the verdict is kept. Errors: INVALID_ARGUMENT (field
         named; JUDGE_UNKNOWN; a step or image that is missing); NOT_FOUND (RUBRIC_NOT_FOUND); ALREADY_EXISTS (REQUEST_ID_REUSED: the id was
         used for something else); RESOURCE_EXHAUSTED (TRAJECTORY_TOO_LARGE; TOO_MANY_JUDGEMENTS, JUDGE_QUEUE_FULL: retry later); UNAVAILABLE
-        (retry).
+        (retry; UPLOAD_CUT: the stream ended after a message with `more`).
         """
 
     @_abc_1.abstractmethod

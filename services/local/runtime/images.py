@@ -11,7 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -108,7 +108,7 @@ class ImageStore:
         image = self._retired.get(digest)
         if image is not None and digest not in set(still_used):
             del self._retired[digest]
-            await self._remove(self._machine.image_folder(digest))
+            await self._discard(digest)
 
     async def imported(
         self, name: str, source: Path, used: Callable[[], set[str]], *, replace: bool
@@ -227,7 +227,14 @@ class ImageStore:
         if image.digest in used:
             self._retired[image.digest] = image
         else:
-            await self._remove(self._machine.image_folder(image.digest))
+            await self._discard(image.digest)
+
+    async def _discard(self, digest: str) -> None:
+        # Its place is free at once: the same content may be imported again while it is removed, or where it cannot be.
+        gone = self._machine.images / f".gone-{uuid.uuid4().hex[:12]}"
+        with suppress(FileNotFoundError):
+            self._machine.image_folder(digest).rename(gone)
+            await self._remove(gone)
 
     def _has_other_name(self, image: Image) -> bool:
         return any(i.digest == image.digest and i.name != image.name for i in self._by_name.values())

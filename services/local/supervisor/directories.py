@@ -143,7 +143,8 @@ def _check_ours(path: Path) -> None:
             f"the data directory {path} belongs to user id {owner} and this is user id {os.geteuid()}: "
             "choose another with --data-dir"
         )
-    if not (path / _LOCK).exists() and any(path.iterdir()):
+    # In this order: one that starts at the same moment makes the lock before anything else.
+    if any(path.iterdir()) and not (path / _LOCK).exists():
         raise PlatformError(f"{path} is not empty and no data directory of Orchard: choose another with --data-dir")
 
 

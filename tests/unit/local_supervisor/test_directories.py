@@ -1,7 +1,9 @@
 import asyncio
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +39,29 @@ def test_it_is_made_private_and_belongs_to_one(tmp_path: Path) -> None:
     finally:
         data.close()
     DataDirectory.open(path).close()
+
+
+def test_another_that_starts_at_the_same_moment_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    others: list[DataDirectory] = []
+
+    def another_starts(real: Callable[..., Any]) -> Callable[[Path], Any]:
+        def look(path: Path) -> Any:
+            seen = real(path)
+            if path.is_relative_to(tmp_path):
+                seen = seen if isinstance(seen, bool) else iter(list(seen))
+                monkeypatch.undo()
+                others.append(DataDirectory.open(tmp_path))
+            return seen
+
+        return look
+
+    # Right after the first look at what the folder has, whichever that is.
+    for name in ("exists", "iterdir"):
+        monkeypatch.setattr(Path, name, another_starts(getattr(Path, name)))
+    with pytest.raises(PlatformError, match="which is just starting"):
+        DataDirectory.open(tmp_path)
+    (other,) = others
+    other.close()
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"pid": 1, "started": 1e300, "endpoint": ""}', '{"started": "x"}'])

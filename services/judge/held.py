@@ -38,12 +38,15 @@ class Held:
 
     async def take(self, share: Share, count: int) -> None:
         """Room for one share; see Share.take."""
-        patience = asyncio.get_running_loop().time() + self._patience
+        until: float | None = None
         while self.bytes + count > self._most:
             # What is being judged becomes free; what is only half there may wait for ours as we wait for theirs.
-            left = None if share.judging else patience - asyncio.get_running_loop().time()
+            if share.judging:
+                until = None
+            elif until is None:
+                until = asyncio.get_running_loop().time() + self._patience
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout_at(until):
                     await self._changed.wait()
             except TimeoutError:
                 raise ResourceExhaustedError(

@@ -179,7 +179,7 @@ async def test_each_kind(calls: Calls, server: JudgeServer) -> None:
 async def test_a_batch_goes_on_after_a_kill_without_asking_again_for_what_was_answered(
     process: ServiceProcess, server: JudgeServer
 ) -> None:
-    """Six items of three votes; the service dies when eight answers are there and others are under way."""
+    """Six items of three votes; the service dies when eight answers are there and all others under way."""
     items = {
         f"i{number}": {"instruction": f"Do {number}.", "parameters": judge_pb2.JudgementParameters(votes=3)}
         for number in range(6)
@@ -187,7 +187,7 @@ async def test_a_batch_goes_on_after_a_kill_without_asking_again_for_what_was_an
     server.behave(*["good"] * 8, "hang")
     async with grpc.aio.insecure_channel(process.address) as channel:
         stream = asyncio.create_task(Calls(process, channel).batch("b", items))
-        while len(server.requests) < 8 or not await _answers(process, 8):
+        while len(server.requests) < 18 or not await _answers(process, 8):
             await asyncio.sleep(0.02)
         process.kill()
         with pytest.raises(grpc.aio.AioRpcError):

@@ -50,6 +50,28 @@ async def test_a_sender_whose_items_are_judged_waits_for_them_without_end() -> N
         assert held.bytes == 70
 
 
+async def test_a_sender_has_its_patience_anew_once_nothing_of_its_own_is_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, later = asyncio.get_running_loop(), 0.0
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + later)
+    held = Held(100, patience_seconds=60)
+    with held.share() as batch:
+        with held.share() as other:
+            await batch.take(40)
+            await other.take(60)
+            batch.whole(40)
+            waiting = asyncio.create_task(batch.take(50))
+            await spin()
+            later = 100.0  # that is how long its judges took
+            batch.judged(40)
+            await spin()
+            assert not waiting.done()
+        await waiting
+        assert held.bytes == 50
+
+
 async def test_a_sender_that_leaves_takes_nothing() -> None:
     held = Held(10)
     with held.share() as one, held.share() as other:

@@ -1,4 +1,4 @@
-"""The error that a call's peer gave, where grpc.aio would put one of its own in its place.
+"""How a call's peer ended it, where grpc.aio would put an error of its own in its place.
 
 A peer may end a call before it has read every request. When grpc.aio then fails to send the next one it writes INTERNAL
 over the status that it has had already (16 of 20,000 refused uploads, grpcio 1.85): nobody would learn what it was.
@@ -18,6 +18,9 @@ import grpc.aio
 def peer_status(call: Any) -> Iterator[None]:
     """Around the wait for a call that streams its requests: raises the error that its peer gave.
 
+    A stream of responses that its peer ended well has no error: all of them have been read by then. The one response of
+    a call without such a stream is lost with its status.
+
     Raises:
         grpc.aio.AioRpcError: the call failed.
     """
@@ -26,9 +29,12 @@ def peer_status(call: Any) -> Iterator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.INTERNAL and first and first[0].code() is not grpc.StatusCode.OK:
+        if error.code() is not grpc.StatusCode.INTERNAL or not first:
+            raise
+        if first[0].code() is not grpc.StatusCode.OK:
             raise first[0] from None
-        raise
+        if not isinstance(call, grpc.aio.StreamStreamCall):
+            raise
 
 
 def _error_of(call: Any) -> grpc.aio.AioRpcError:

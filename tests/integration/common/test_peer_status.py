@@ -21,6 +21,7 @@ class Handlers(grpc.GenericRpcHandler):
         return {
             "/x/refuse": grpc.stream_unary_rpc_method_handler(self.refuse),
             "/x/break_off": grpc.stream_stream_rpc_method_handler(self.break_off),
+            "/x/end": grpc.stream_stream_rpc_method_handler(self.end),
             "/x/count": grpc.stream_unary_rpc_method_handler(self.count),
         }.get(details.method)
 
@@ -31,6 +32,10 @@ class Handlers(grpc.GenericRpcHandler):
     async def break_off(self, requests: AsyncIterator[bytes], context) -> AsyncIterator[bytes]:
         yield b"first"
         await context.abort(*REFUSED)
+
+    async def end(self, requests: AsyncIterator[bytes], context) -> AsyncIterator[bytes]:
+        yield b"first"
+        yield b"last"
 
     async def count(self, requests: AsyncIterator[bytes], context) -> bytes:
         return b"%d" % len([request async for request in requests])
@@ -87,6 +92,18 @@ async def test_a_dialogue_that_is_broken_off(channel: grpc.aio.Channel) -> None:
             answers.append(answer)
             await failed_send(call)
     assert is_the_peers(caught.value)
+
+
+async def test_a_dialogue_that_is_ended_well_ends_well(channel: grpc.aio.Channel) -> None:
+    call: Any = channel.stream_stream("/x/end")(endless())
+    answers = []
+    with peer_status(call):
+        async for answer in call:
+            answers.append(answer)
+            if answer == b"last":
+                await failed_send(call)
+        raise AssertionError("grpc.aio keeps the status, and peer_status can go")
+    assert answers == [b"first", b"last"]
 
 
 async def test_answers_and_other_errors_pass(channel: grpc.aio.Channel) -> None:

@@ -264,6 +264,11 @@ class Execution:
 
     # ------------------------------------------------------------ calls that are open for it
 
+    @property
+    def is_used(self) -> bool:
+        """Whether a call for this exec is open."""
+        return self._calls > 0
+
     def call_opened(self) -> None:
         """A call for this exec began: it is no orphan."""
         self._calls += 1

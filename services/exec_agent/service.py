@@ -240,8 +240,9 @@ class ExecService:
             await asyncio.sleep(_SWEEP_SECONDS)
             limit = self._loop.time() - KEPT_SECONDS
             for ended in (self._ended, self._tombstones):
-                while ended and next(iter(ended.values())).end_monotonic < limit:
-                    self._forget(ended)
+                for execution in [e for e in ended.values() if e.end_monotonic < limit and not e.is_used]:
+                    self._forget(ended, execution)
+            self._forget_more_than(KEPT_COUNT, self._ended)
             self._outliving = {e for e in self._outliving if e.pump is not None and not e.pump.eof}
             self._tidy_journal()
 
@@ -293,8 +294,7 @@ class ExecService:
     def _leave_queue(self, execution: Execution) -> None:
         self._active -= 1
         self._ended[execution.exec_id] = execution
-        while len(self._ended) > KEPT_COUNT:
-            self._forget(self._ended)
+        self._forget_more_than(KEPT_COUNT, self._ended)
         if self._serial is execution:
             self._serial = None
         elif execution in self._queue:
@@ -311,9 +311,16 @@ class ExecService:
         self._held[exec_id] = execution
         return execution
 
-    def _forget(self, ended: OrderedDict[str, Execution]) -> None:
-        exec_id, execution = ended.popitem(last=False)
-        del self._held[exec_id]
+    def _forget_more_than(self, count: int, ended: OrderedDict[str, Execution]) -> None:
+        """Forget the first to have ended of more than so many, but none of which somebody still reads."""
+        while len(ended) > count:
+            execution = next((e for e in ended.values() if not e.is_used), None)
+            if execution is None:
+                return
+            self._forget(ended, execution)
+
+    def _forget(self, ended: OrderedDict[str, Execution], execution: Execution) -> None:
+        del ended[execution.exec_id], self._held[execution.exec_id]
         execution.spool.remove()
         if execution.pump is not None and not execution.pump.eof:
             # A child of it still writes: read on, so that it does not get SIGPIPE, and throw it away.
@@ -323,8 +330,7 @@ class ExecService:
         execution = self._add(exec_id, None, 0)
         self._tombstones[exec_id] = execution
         execution.adopt(_result(End.NOT_STARTED, "it was cancelled before it arrived"))
-        while len(self._tombstones) > BURIED_COUNT:
-            self._forget(self._tombstones)
+        self._forget_more_than(BURIED_COUNT, self._tombstones)
         return execution
 
     def _restore(self, history: History) -> None:

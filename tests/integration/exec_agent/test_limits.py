@@ -7,7 +7,6 @@ import contextlib
 import errno
 import os
 import resource
-import time
 from typing import Any
 
 import grpc
@@ -15,7 +14,7 @@ import pytest
 from orchard.exec.v1 import exec_pb2
 
 from services.exec_agent import execution, process, pump, service
-from tests.integration.exec_agent.conftest import Output, agent_here, lives, new_id, problem, spec
+from tests.integration.exec_agent.conftest import Client, Output, agent_here, lives, new_id, problem, spec
 
 MIB = 1 << 20
 
@@ -67,21 +66,48 @@ async def test_only_the_newest_are_kept_and_none_runs_again(monkeypatch: pytest.
         assert (await client.run(spec(shell="wc -l < log"))).stdout == b"5\n"
 
 
+@pytest.mark.parametrize("bound", ["number", "age"])
+async def test_what_somebody_still_reads_is_kept_for_as_long(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    monkeypatch.setattr(service, "_SWEEP_SECONDS", 0.01)
+    async with agent_here() as client:
+        exec_id, size = new_id(), 60 * MIB
+        # More than is on its way to a reader that takes nothing.
+        call = client.exec_call(spec("head", "-c", str(size), "/dev/zero"), exec_id)
+        output = Output()
+        output.take(await call.read())
+        assert (await client.wait(exec_id)).result.output_bytes == size
+        if bound == "number":
+            monkeypatch.setattr(service, "KEPT_COUNT", 1)
+        else:
+            monkeypatch.setattr(service, "KEPT_SECONDS", 0.0)
+        other = new_id()
+        await client.run(spec("true"), other)
+        await until_expired(client, other) if bound == "age" else await client.run(spec("true"))
+        while (event := await call.read()) is not grpc.aio.EOF:
+            output.take(event)
+        assert (len(output.stdout), output.gaps) == (size, [])
+        await client.run(spec("true"))
+        await until_expired(client, exec_id)
+
+
+async def until_expired(client: Client, exec_id: str) -> None:
+    async with asyncio.timeout(110):
+        while True:
+            try:
+                await client.wait(exec_id, 0)
+            except grpc.aio.AioRpcError as error:
+                assert error.code() == grpc.StatusCode.FAILED_PRECONDITION
+                return
+            await asyncio.sleep(0.01)
+
+
 async def test_what_ended_long_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "KEPT_SECONDS", 0.05)
     monkeypatch.setattr(service, "_SWEEP_SECONDS", 0.02)
     async with agent_here() as client:
         exec_id = new_id()
         await client.run(spec("true"), exec_id)
-        end = time.monotonic() + 110
-        while True:
-            try:
-                await client.wait(exec_id, 0)
-            except grpc.aio.AioRpcError as error:
-                assert error.code() == grpc.StatusCode.FAILED_PRECONDITION
-                break
-            assert time.monotonic() < end
-            await asyncio.sleep(0.01)
+        await until_expired(client, exec_id)
 
 
 async def test_a_child_that_outlives_a_forgotten_command_can_still_write(monkeypatch: pytest.MonkeyPatch) -> None:

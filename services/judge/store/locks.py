@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final, NamedTuple
 
+import psycopg
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.common.backoff import Backoff
@@ -166,7 +167,13 @@ class QuestionLocks:
         if any(turn.take is not False for turn in turns):
             wanted = [turn.key for turn in turns if turn.take]
             in_grace = asyncio.get_running_loop().time() < self._grace_until
-            taken = dict.fromkeys(wanted, False) | await _taken(connection, [] if in_grace else wanted)
+            try:
+                taken = dict.fromkeys(wanted, False) | await _taken(connection, [] if in_grace else wanted)
+            except psycopg.Error:
+                # The session keeps those that it took before it failed, and each may be tried again by itself.
+                with suppress(psycopg.Error):
+                    await connection.execute(_FREE, [wanted])
+                raise
             self._held |= {key for key, is_taken in taken.items() if is_taken}
             results |= {_Turn(key, take=True): is_taken for key, is_taken in taken.items()}
         return [results[turn] for turn in turns]

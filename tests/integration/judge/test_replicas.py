@@ -1,6 +1,7 @@
 """Replicas that share a database, and a service that stops in the middle."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import datetime
 
 import grpc
@@ -9,7 +10,8 @@ import pytest
 
 from services.common.db import connect
 from services.common.errors import UnavailableError
-from services.judge.store.lanes import Lines
+from services.judge.store import locks as store_locks
+from services.judge.store.lanes import Connection, Lines
 from services.judge.store.locks import LockLostError, QuestionLocks, key_of
 from tests.integration.judge.conftest import STEPS, Calls, ServiceProcess, running
 from tests.integration.judge.test_service import SCORED
@@ -206,6 +208,36 @@ async def test_whoever_held_a_question_comes_first_after_an_outage(database: str
             taking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await taking
+    finally:
+        await one.close()
+        await other.close()
+        await engine.dispose()
+
+
+async def test_locks_that_were_too_many_together_are_let_go_by_one_letting_go(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's table of locks is full after some of a group, which are tried one by one then."""
+
+    async def short(connection: Connection, keys: Sequence[int]) -> dict[int, bool]:
+        found = await taken(connection, keys)
+        if len(keys) > 1:
+            await connection.execute("DO $$ BEGIN RAISE EXCEPTION 'full' USING ERRCODE = '53200'; END $$")
+        return found
+
+    taken = store_locks._taken
+    monkeypatch.setattr(store_locks, "_taken", short)
+    engine = connect(database)
+    one, other = (QuestionLocks(engine, Lines(engine, 1)) for _ in range(2))
+
+    async def take(replica: QuestionLocks, name: str) -> None:
+        async with replica.held(name):
+            pass
+
+    try:
+        async with asyncio.timeout(20):
+            for replica in (one, other):
+                await asyncio.gather(*(take(replica, f"question {number}") for number in range(3)))
     finally:
         await one.close()
         await other.close()

@@ -253,7 +253,7 @@ class Engine:
         query = {"stdout": "true", "stderr": "true", "tail": str(lines)}
         try:
             async with self._request("GET", f"/containers/{container}/logs", params=query) as response:
-                data = await response.content.read(_LOG_BYTES)
+                data = await _beginning(response.content)
         except EngineError:
             return ""
         return _without_frames(data).decode(errors="replace").strip()
@@ -293,7 +293,7 @@ class Engine:
                 method, url, params=params, headers=headers, json=body, **options
             ) as response:
                 if response.status >= 400:
-                    raise EngineError(response.status, _message(await response.content.read(_LOG_BYTES)))
+                    raise EngineError(response.status, _message(await _beginning(response.content)))
                 yield response
         except aiohttp.ClientConnectorError as error:
             raise self._away(error) from None
@@ -353,6 +353,13 @@ async def wait_for(engine: Engine, seconds: float) -> EngineFacts:
             if asyncio.get_running_loop().time() >= end:
                 raise
         await asyncio.sleep(0.1)
+
+
+async def _beginning(content: aiohttp.StreamReader) -> bytes:
+    data = b""
+    while len(data) < _LOG_BYTES and (more := await content.read(_LOG_BYTES - len(data))):
+        data += more
+    return data
 
 
 def _version(text: str) -> tuple[int, int]:

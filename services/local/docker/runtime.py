@@ -114,6 +114,10 @@ class DockerRuntime:
         except BaseException:
             del self._live[request.uid]
             raise
+        else:
+            if live.ended.is_set():  # while it was made, and until here
+                del self._live[request.uid]
+                raise await self._failed(request.uid, live, "its container ended at once")
         finally:
             live.making = None
         return {}
@@ -159,6 +163,7 @@ class DockerRuntime:
 
     async def _make_once(self, request: Request, live: _Live, image: ImageFacts) -> None:
         place, uid, keys = self._place, request.uid, self._public_keys_pem()
+        live.container = ""  # what is still told of an earlier attempt is of no use
         await self._gone(place.name(uid))  # of an attempt that an engine did not survive
         await asyncio.to_thread(make_folders, place, request, image, keys)
         live.ended.clear()
@@ -170,8 +175,6 @@ class DockerRuntime:
                 await asyncio.wait([ended], timeout=_LISTEN_POLL_SECONDS)
         finally:
             ended.cancel()
-        if live.ended.is_set():
-            raise await self._failed(uid, live, "its container ended at once")
 
     async def _created(self, name: str, wanted: Mapping[str, Any]) -> str:
         """Have a container made. The engine carries it through whoever gives up, so what follows waits for it."""
@@ -224,7 +227,7 @@ class DockerRuntime:
                 if done:
                     container = coming.result()
                     for uid in [uid for uid, live in self._live.items() if live.container == container]:
-                        await self._judge(uid, await self._engine.inspect(container), after_absence=False)
+                        await self._judge(uid, container, after_absence=False)
                     coming = asyncio.ensure_future(anext(ends))
                 else:
                     await self._look(after_absence=False)
@@ -250,8 +253,7 @@ class DockerRuntime:
             one = found.get(uid)
             if live.making is None and (one is None or not one.lives):
                 # One that was being made when the list was is not in it.
-                seen = await self._engine.inspect(live.container if one is None else one.id)
-                await self._judge(uid, seen, after_absence=after_absence)
+                await self._judge(uid, live.container, after_absence=after_absence)
             elif one is not None and one.lives:
                 live.suspect_at = 0.0
         for uid, one in found.items():
@@ -260,9 +262,10 @@ class DockerRuntime:
                 await self._engine.remove(one.id)
                 await asyncio.to_thread(self._remove_folder, uid)
 
-    async def _judge(self, uid: str, container: Container | None, *, after_absence: bool) -> None:
-        live = self._live.get(uid)
-        if live is None or live.deleting or live.ended.is_set() or (container is not None and container.lives):
+    async def _judge(self, uid: str, its: str, *, after_absence: bool) -> None:
+        container, live = await self._engine.inspect(its), self._live.get(uid)
+        lives = container is not None and container.lives
+        if lives or live is None or live.container != its or live.deleting or live.ended.is_set():
             return
         if live.making is not None:
             live.ended.set()  # whoever makes it tells why

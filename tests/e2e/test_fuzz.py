@@ -9,10 +9,8 @@ import asyncio
 import contextlib
 import os
 import random
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -24,18 +22,18 @@ from orchard.judge.v1 import judge_service_pb2
 from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
 from orchard.trajectory.v1 import group_service_pb2, trajectory_service_pb2, trajectory_service_pb2_grpc
 
-from services.common.peer_status import peer_status
+from tests.support.fuzzing import AT_ONCE, Fuzzer, methods_of, name_of
 from tests.support.platform import SERVICES, PlatformProcess, running_platform
-from tests.support.random_messages import RandomMessages, damaged
+from tests.support.random_messages import Known
 from tests.support.wire import Wire, seconds, wire_to
+
+pytestmark = pytest.mark.chaos
 
 SEED = int(os.environ.get("ORCHARD_CHAOS_SEED", "1"))
 CALLS = 12 * int(os.environ.get("ORCHARD_CHAOS_ROUNDS", "1"))
-AT_ONCE = 8
 SLACK = 24  # connections and files that are kept for the next one
-CALL_SECONDS = 4.0
 SANDBOX, TRAJECTORY, GROUP = "fuzzed", "fuzzed-trajectory", "fuzzed-group"
-KNOWN = {
+KNOWN: Known = {
     "sandbox_id": (SANDBOX,),
     "trajectory_id": (TRAJECTORY,),
     "group_id": (GROUP,),
@@ -58,12 +56,7 @@ MODULES = (
     group_service_pb2,
     trajectory_service_pb2,
 )
-METHODS: list[MethodDescriptor] = [
-    method
-    for module in MODULES
-    for service in module.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-]
+METHODS = methods_of(*MODULES)
 
 
 @pytest.fixture(scope="module")
@@ -78,63 +71,19 @@ async def wire(platform: PlatformProcess) -> AsyncIterator[Wire]:
         yield wire
 
 
+def fuzzer_of(wire: Wire, method: MethodDescriptor, seed: str) -> Fuzzer:
+    return Fuzzer(wire.channel, lambda: wire.metadata, method, random.Random(seed), KNOWN)
+
+
 def descriptors(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-class Fuzzer:
-    """Sends nonsense to one method, and keeps how it was answered."""
-
-    def __init__(self, wire: Wire, method: MethodDescriptor, rng: random.Random) -> None:
-        self.answers: Counter[str] = Counter()
-        self.wrong: list[str] = []
-        self._wire = wire
-        self._method = method
-        self._rng = rng
-        self._messages = RandomMessages(rng, KNOWN)
-        self._path = f"/{method.containing_service.full_name}/{method.name}"
-
-    def _request(self) -> bytes:
-        made = self._messages.make(self._method.input_type).SerializeToString()
-        return damaged(self._rng, made) if self._rng.random() < 0.2 else made
-
-    async def send(self) -> None:
-        """One call."""
-        kind = (self._method.client_streaming, self._method.server_streaming)
-        names = {(False, False): "unary_unary", (False, True): "unary_stream", (True, False): "stream_unary"}
-        make: Any = getattr(self._wire.channel, names.get(kind, "stream_stream"))(self._path)
-        requests = [self._request() for _ in range(self._rng.randrange(1, 5))]
-        given = iter(requests) if kind[0] else requests[0]
-        call = make(given, metadata=self._wire.metadata, timeout=CALL_SECONDS)
-        try:
-            with peer_status(call):
-                if kind[1]:
-                    async for _ in call:
-                        pass
-                else:
-                    await call
-        except grpc.aio.AioRpcError as error:
-            self._note(error, requests)
-        except asyncio.CancelledError:
-            # gRPC's own way to say that the stream ended while it was written.
-            self.answers["CANCELLED"] += 1
-        else:
-            self.answers["OK"] += 1
-        finally:
-            call.cancel()
-
-    def _note(self, error: grpc.aio.AioRpcError, requests: list[bytes]) -> None:
-        self.answers[error.code().name] += 1
-        if error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
-            self.wrong.append(f"{error.code().name} {error.details()} for {requests}")
-
-
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{method.containing_service.name}.{method.name}")
+@pytest.mark.parametrize("method", METHODS, ids=name_of)
 async def test_each_call_is_answered(wire: Wire, method: MethodDescriptor) -> None:
     await targets(wire)
-    fuzzer = Fuzzer(wire, method, random.Random(f"{SEED} {method.full_name}"))
-    for _ in range(0, CALLS, AT_ONCE):
-        await asyncio.gather(*(fuzzer.send() for _ in range(AT_ONCE)))
+    fuzzer = fuzzer_of(wire, method, f"{SEED} {method.full_name}")
+    await fuzzer.send_all(CALLS)
     assert fuzzer.wrong == []
 
 
@@ -147,8 +96,7 @@ async def test_nothing_has_died_and_nothing_is_left_open(platform: PlatformProce
     assert "Traceback" not in platform.output()
     before = {name: descriptors(platform.service_pid(name)) for name in SERVICES}
     for method in METHODS:
-        fuzzer = Fuzzer(wire, method, random.Random(f"{SEED} again {method.full_name}"))
-        await asyncio.gather(*(fuzzer.send() for _ in range(AT_ONCE)))
+        await fuzzer_of(wire, method, f"{SEED} again {method.full_name}").send_all(AT_ONCE)
     await targets(wire)
     async with asyncio.timeout(120):
         # What ended late is still being put away.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -17,7 +18,14 @@ _TEXTS: Final = (
     *("'; DROP TABLE trajectories; --", "%s%n", "{}", "null", "1e999", "\n", "Z" * 5000, "default", "outcome"),
 )
 _DEEPEST: Final = 5
+_CHANGED: Final = 0.06
 _UNSIGNED: Final = frozenset({FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64})
+_PYTHON_TYPES: Final = {
+    FieldDescriptor.CPPTYPE_BOOL: bool,
+    FieldDescriptor.CPPTYPE_DOUBLE: float,
+    FieldDescriptor.CPPTYPE_FLOAT: float,
+    FieldDescriptor.CPPTYPE_STRING: str,
+}
 _WIDTH: Final = {
     FieldDescriptor.CPPTYPE_INT32: 32,
     FieldDescriptor.CPPTYPE_UINT32: 32,
@@ -25,26 +33,51 @@ _WIDTH: Final = {
     FieldDescriptor.CPPTYPE_UINT64: 64,
 }
 
+Known = Mapping[str, Sequence[Any]]
+"""Values by the name of a field, all of one type: that of the field."""
+
 
 class RandomMessages:
-    """Makes messages; `known` are values that fit a field of this name, taken half of the time."""
+    """Makes messages; `known` are values that fit a field of this name, taken nine times of ten.
 
-    def __init__(self, rng: random.Random, known: Mapping[str, Sequence[str]]) -> None:
+    Known bytes are taken as they are, or a little broken. `examples` are good messages by the full name of their type:
+    most of that type are one of them with a field or two changed.
+    """
+
+    def __init__(
+        self, rng: random.Random, known: Known, examples: Mapping[str, Sequence[Message]] = MappingProxyType({})
+    ) -> None:
         self._rng = rng
         self._known = known
+        self._examples = examples
 
-    def make(self, descriptor: Descriptor, depth: int = 0) -> Message:
-        """One message."""
+    def make(self, descriptor: Descriptor, depth: int = 0, *, member: str = "") -> Message:
+        """One message; where `member` names a field of a oneof, that is the one which is set."""
         message = GetMessageClass(descriptor)()
+        examples = self._examples.get(descriptor.full_name)
+        if examples and self._rng.random() < 0.8:
+            message.CopyFrom(self._rng.choice(examples))
+            for field in descriptor.fields:
+                if self._rng.random() < _CHANGED:
+                    message.ClearField(field.name)
+                    self._fill(message, field, depth)
+            return message
+        chosen = descriptor.fields_by_name[member].containing_oneof if member else None
         for field in descriptor.fields:
-            one_of = field.containing_oneof
-            share = 0.6 if one_of is None else 1 / len(one_of.fields)
-            # The first field says whom a request is about; without it most would end there.
-            if field.number == 1 and field.name in self._known:
-                share = 0.95
+            share = self._share(field)
+            if chosen is not None and field.containing_oneof is chosen:
+                share = float(field.name == member)
             if self._rng.random() < share and (field.message_type is None or depth < _DEEPEST):
                 self._fill(message, field, depth)
         return message
+
+    def _share(self, field: FieldDescriptor) -> float:
+        """How often a field is set."""
+        one_of = field.containing_oneof
+        if one_of is not None:
+            return 1 / len(one_of.fields)
+        # Without what a request is about most would end there.
+        return 0.95 if field.name in self._known else 0.6
 
     def _fill(self, message: Message, field: FieldDescriptor, depth: int) -> None:
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
@@ -67,11 +100,14 @@ class RandomMessages:
 
     def _scalar(self, field: FieldDescriptor) -> Any:
         rng, kind = self._rng, field.cpp_type
+        known = self._known.get(field.name, ())
+        if known and type(known[0]) is _python_type(field) and rng.random() < 0.9:
+            value = rng.choice(known)
+            return damaged(rng, value) if isinstance(value, bytes) and rng.random() < 0.3 else value
         if kind == FieldDescriptor.CPPTYPE_STRING:
             if field.type == FieldDescriptor.TYPE_BYTES:
                 return rng.randbytes(rng.choice((0, 1, 10, 1000)))
-            known = self._known.get(field.name, ())
-            return rng.choice(known) if known and rng.random() < 0.9 else rng.choice(_TEXTS)
+            return rng.choice(_TEXTS)
         if kind == FieldDescriptor.CPPTYPE_BOOL:
             return rng.random() < 0.5
         if kind == FieldDescriptor.CPPTYPE_ENUM:
@@ -81,6 +117,10 @@ class RandomMessages:
         width = _WIDTH[kind]
         lowest, highest = (0, 2**width - 1) if kind in _UNSIGNED else (-(2 ** (width - 1)), 2 ** (width - 1) - 1)
         return rng.choice([number for number in _INTEGERS if lowest <= number <= highest])
+
+
+def _python_type(field: FieldDescriptor) -> type:
+    return bytes if field.type == FieldDescriptor.TYPE_BYTES else _PYTHON_TYPES.get(field.cpp_type, int)
 
 
 def damaged(rng: random.Random, data: bytes) -> bytes:

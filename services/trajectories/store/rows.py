@@ -46,11 +46,12 @@ _STEP_VALUES: Final = f"""
 """  # noqa: S608
 _TOOLS: Final = f"SELECT hash, body FROM {SCHEMA}.tools WHERE tenant = %s AND hash = ANY(%s)"  # noqa: S608
 
-# Some at a time: as many as there is room for, and one at least.
+# Some at a time: as many as there is room for, and one at least. The index is cast: one that fits a smaller type is
+# sent as that, and the sum would leave it.
 _STEPS: Final = f"""
     SELECT "index", body FROM (
         SELECT "index", body, sum(octet_length(body)) OVER (ORDER BY "index") - octet_length(body) AS before
-        FROM {SCHEMA}.steps WHERE trajectory_key = %s AND "index" > %s AND "index" <= %s + 2000
+        FROM {SCHEMA}.steps WHERE trajectory_key = %s AND "index" > %s AND "index" <= %s::bigint + 2000
     ) AS part WHERE before < %s ORDER BY "index"
 """  # noqa: S608
 

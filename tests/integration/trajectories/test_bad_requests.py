@@ -58,7 +58,7 @@ async def test_texts_of_other_requests(calls: Calls) -> None:
 async def test_numbers_at_the_ends_of_their_range(calls: Calls) -> None:
     await calls.create("open")
     await calls.append("open", steps(3))
-    for first in (1 << 62, (1 << 63) - 1):
+    for first in ((1 << 15) - 1, (1 << 31) - 1, 1 << 31, 1 << 62, (1 << 63) - 1):
         assert await calls.read("open", first) == []
     dear = step(3, model_call={"cost_usd": 1.7e308})
     await refused(calls.append("open", [dear]), "steps[3].model_call.cost_usd")

@@ -200,7 +200,7 @@ class Trajectories:
                 first = rows[-1][0] + 1
                 continue
             # At the end; unless they were packed while they were read.
-            trajectory = await self.get(trajectory.tenant, trajectory.description.trajectory_id)
+            trajectory = await self._again(trajectory)
             if not trajectory.object_name or first >= trajectory.totals.steps:
                 return
         chunks = unpacked(self._objects.chunks(trajectory.object_name))
@@ -211,7 +211,7 @@ class Trajectories:
         except DamagedError:
             raise _damaged(trajectory) from None
         except ObjectNotFoundError:
-            await self.get(trajectory.tenant, trajectory.description.trajectory_id)  # it may just have been deleted
+            await self._again(trajectory)  # it may just have been deleted
             raise UnavailableError("the trajectory's object is not to be found; retry", reason="OBJECT_LOST") from None
         if first < trajectory.totals.steps:
             raise _damaged(trajectory)
@@ -220,7 +220,7 @@ class Trajectories:
         """As `read`, going on with what is appended until the seal. Empty bytes are a sign of life."""
         with self._changes.subscribe(trajectory.key) as changes:
             while True:
-                trajectory = await self.get(trajectory.tenant, trajectory.description.trajectory_id)
+                trajectory = await self._again(trajectory)
                 if first < trajectory.totals.steps:
                     async with aclosing(self.read(trajectory, first)) as found:
                         async for run in found:
@@ -233,6 +233,13 @@ class Trajectories:
                     await changes.next(_FOLLOW_SECONDS)
                 if stopped():
                     raise UnavailableError("the service stops; read on from the next step", reason="SERVER_STOPPING")
+
+    async def _again(self, trajectory: Trajectory) -> Trajectory:
+        """What it is now. One that was made under its id after it was deleted is another."""
+        found = await self.get(trajectory.tenant, trajectory.description.trajectory_id)
+        if found.key != trajectory.key:
+            raise _not_found(trajectory.description.trajectory_id)
+        return found
 
     async def count(self, tenant: str, wanted: Filter) -> int:
         """How many a filter selects."""

@@ -164,6 +164,27 @@ async def test_followers_see_every_step_once_and_end_with_the_seal(calls: Calls)
     assert seen == list(range(9))
 
 
+async def test_what_is_made_under_the_id_of_a_deleted_one_is_not_what_is_followed(calls: Calls) -> None:
+    for name, count in (("one", 2), ("two", 3)):
+        await calls.create(name)
+        await calls.append(name, steps(count))
+    seen: list[int] = []
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        async for response in calls.ReadSteps(
+            trajectory_service_pb2.ReadStepsRequest(trajectory_id="one", follow=True)
+        ):
+            seen += [found.index for found in response.steps]
+            if len(seen) == 2 and response.steps:
+                # At once, so that nobody finds none.
+                with psycopg.connect(calls.process.database) as connection:
+                    connection.execute(f"DELETE FROM {SCHEMA}.trajectories WHERE trajectory_id = 'one'")
+                    connection.execute(
+                        f"UPDATE {SCHEMA}.trajectories SET trajectory_id = 'one' WHERE trajectory_id = 'two'"
+                    )
+            assert len(seen) <= 2
+    assert (raised.value.code(), reason_of(raised.value)) == (grpc.StatusCode.NOT_FOUND, "TRAJECTORY_NOT_FOUND")
+
+
 async def test_another_tenant_sees_nothing(calls: Calls) -> None:
     await calls.create("one")
     await calls.append("one", steps(1))

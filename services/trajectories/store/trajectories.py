@@ -117,9 +117,11 @@ class TrajectoryStore:
         """End an open trajectory that has the expected steps; it as it is then, and whether it was ended now."""
         values = [status.value, message, now, tenant, trajectory_id, expected_steps]
         async with self._database.driver(autocommit=True) as connection:
-            rows = await fetch(connection, _SEAL, values)
-            if not rows:
-                return await _one(connection, tenant, trajectory_id), False
+            while not (rows := await fetch(connection, _SEAL, values)):
+                found = await _one(connection, tenant, trajectory_id)
+                # Else what was missing came between the two.
+                if found is None or found.status is not Status.OPEN or expected_steps not in (None, found.totals.steps):
+                    return found, False
             (sealed,) = await trajectories_of(connection, rows)
             return sealed, True
 

@@ -19,10 +19,12 @@ from services.common.errors import (
     UnavailableError,
 )
 from services.trajectories.appender import Appender
-from services.trajectories.model import BlobReference, Description, NewStep, Status, Totals
+from services.trajectories.model import BlobReference, Description, NewStep, Status, Totals, Trajectory
+from services.trajectories.store import trajectories
 from services.trajectories.store.appends import STEPS_MOST, Append, AppendStore
 from services.trajectories.store.blobs import BlobIndex
 from services.trajectories.store.changes import CHANNEL, KEYS_A_NOTICE
+from services.trajectories.store.rows import Connection
 from services.trajectories.store.tables import SCHEMA, TRAJECTORIES
 from services.trajectories.store.trajectories import TrajectoryStore
 from tests.integration.trajectories.conftest import TABLES
@@ -123,6 +125,23 @@ async def test_what_is_changed_meanwhile_is_looked_at_again(
             await other.commit()
         (result,) = await appending
         assert (result if isinstance(result, int) else type(result)) == wanted
+
+
+async def test_a_seal_takes_the_step_that_comes_as_it_looks(
+    db: Database, store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create(store, "late", "never")
+    look = trajectories._one
+
+    async def late(connection: Connection, tenant: str, name: str) -> Trajectory | None:
+        await AppendStore(db).append([an_append("late", 0, b"0")])
+        return await look(connection, tenant, name)
+
+    monkeypatch.setattr(trajectories, "_one", late)
+    for name, expected in (("late", (Status.COMPLETED, 1, True)), ("never", (Status.OPEN, 0, False))):
+        found, sealed = await store.seal("t", name, Status.COMPLETED, "", 1, NOW)
+        assert found is not None
+        assert (found.status, found.totals.steps, sealed) == expected
 
 
 async def test_changes_of_more_than_a_notice_holds_are_all_told(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,8 @@ class Usage:
 
     threads: int
     descriptors: int
+    uploads: int
+    """Open files that have no name, or one for the time being: each is half an upload that may be gone on with."""
     processes: int
     """Of the whole sandbox."""
     memory: int
@@ -56,9 +59,11 @@ class SandboxAgent:
         """As of now."""
         agent = Path(f"/proc/{self.pid}")
         memory = next(line for line in (agent / "status").read_text().splitlines() if line.startswith("VmRSS:"))
+        files = list(_links(agent / "fd"))
         return Usage(
             threads=len(list((agent / "task").iterdir())),
-            descriptors=len(list((agent / "fd").iterdir())),
+            descriptors=len(files),
+            uploads=len([file for file in files if _is_upload(file)]),
             processes=len(_members((agent / "ns/pid").readlink())),
             memory=int(memory.split()[1]) << 10,
         )
@@ -96,6 +101,17 @@ def _listener(path: str) -> int:
         probe.connect(path)
         pid, _, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid)
+
+
+def _links(folder: Path) -> Iterator[str]:
+    for link in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # just closed
+            yield str(link.readlink())
+
+
+def _is_upload(file: str) -> bool:
+    name = file.rpartition("/")[2]
+    return name.startswith(".orchard-") or (name.startswith("#") and name.endswith(" (deleted)"))
 
 
 def _members(namespace: Path) -> list[int]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.common.errors import OrchardError
-from services.exec_agent.files.patch import Options, Plan
+from services.exec_agent.files.patch import Action, Options, Plan, parse
 from services.exec_agent.files.patching import apply_patch
 from tests.support.patch_cases import ENVIRONMENT, Case, Contents, read_tree, write_tree
 from tests.support.patch_edits import File, Tree
@@ -111,11 +111,31 @@ def apply_gnu(folder: Path, case: Case, text: bytes, fuzz: int) -> Outcome:
 
 def plain_sections(case: Case) -> list[bytes]:
     """What GNU patch knows to read: of git's diffs the sections that change, make or remove one file with lines."""
-    sections = [b"diff " + section for section in (b"\n" + case.text).split(b"\ndiff ")[1:]] or [case.text]
-    whole = [section.removesuffix(b"\n") + b"\n" for section in sections]
     if case.flavour.tool == "diff":
-        return whole
-    return [section for section in whole if b"\n@@ " in section and not _is_beyond_gnu(section)]
+        return _sections(case)
+    return [section for section in _sections(case) if b"\n@@ " in section and not _is_beyond_gnu(section)]
+
+
+def hunks_alone(case: Case) -> list[tuple[bytes, Case]]:
+    """Each section that changes lines of a file that is there, and its hunks as of a file of a name without blanks.
+
+    So GNU patch can judge also the lines of a rename, and those of a file whose name it does not take as it is.
+    """
+    found = []
+    for section in _sections(case):
+        patches = parse(section, case.flavour.strip)
+        patch = patches[0].reversed() if case.reverse else patches[0]
+        file = case.target.get(patch.old_path)
+        if patch.hunks and file is not None and patch.action in {Action.MODIFY, Action.RENAME, Action.COPY}:
+            text = b"--- a/f\n+++ b/f\n" + section[section.index(b"\n@@ ") + 1 :]
+            flavour = case.flavour._replace(strip=1)
+            found.append((section, replace(case, target={b"f": file}, text=text, flavour=flavour)))
+    return found
+
+
+def _sections(case: Case) -> list[bytes]:
+    sections = [b"diff " + section for section in (b"\n" + case.text).split(b"\ndiff ")[1:]] or [case.text]
+    return [section.removesuffix(b"\n") + b"\n" for section in sections]
 
 
 def _is_beyond_gnu(section: bytes) -> bool:

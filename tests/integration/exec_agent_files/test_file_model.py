@@ -140,6 +140,8 @@ class Model:
             if os.path.isdir(place):
                 return
             self._make_parents(os.path.dirname(place))
+            if os.path.isdir(place):
+                return  # it was there, but the way to it through "..", of what was just made, was not
         os.mkdir(place)
         os.chmod(place, mode or 0o755)
 

@@ -20,6 +20,8 @@ both            make a missing file from a hunk that      refuse: only a diff th
                 only adds lines
 both, -U0       add at the end what belongs after a       refuse: it is not the file that the diff is about
                 line that the file does not have
+both, -U0       add the lines of an empty file to one     refuse, as git does without -U0: they may be there
+                that is not; patch whatever the context   already, and nothing says where they belong
 both            pass over "Binary files differ"           report the file: it would stay as it was, unnoticed
 both            put a line that has no newline before     refuse: the two lines would become one, or the file
                 others                                    get a newline that nobody asked for
@@ -31,6 +33,8 @@ patch           makes no directory in place of a file,    do both, as git does: 
                 and no file in place of a directory
 patch           removes an empty file whose lines it      refuse, as git does: it is not the file that the diff
                 does not find                             is about
+patch           makes the directory of a missing file     make nothing, as git does
+                that the patch empties
 patch           cuts a blank off the end of a name        take names as they are, as git does
 ==============  ========================================  ======================================================
 """
@@ -38,6 +42,7 @@ patch           cuts a blank off the end of a name        take names as they are
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -47,7 +52,14 @@ from orchard.exec.v1.file_service_pb2_grpc import FileServiceStub
 
 from services.exec_agent.files.patch import parse
 from tests.integration.exec_agent_files.calls import patch
-from tests.integration.exec_agent_files.patch_tools import Outcome, apply_git, apply_gnu, apply_ours, plain_sections
+from tests.integration.exec_agent_files.patch_tools import (
+    Outcome,
+    apply_git,
+    apply_gnu,
+    apply_ours,
+    hunks_alone,
+    plain_sections,
+)
 from tests.support.patch_cases import Case, Flavour, Generator, read_tree, write_tree
 from tests.support.patch_edits import File, Tree
 
@@ -74,19 +86,22 @@ class Difference(NamedTuple):
 
 
 def _gnu_agrees(compared: Compared) -> bool:
-    """In each section that git alone sees otherwise than we, GNU patch is of our mind, if it can read the name."""
+    """In each section that git alone sees otherwise than we, GNU patch is of our mind: of all of it or of its hunks."""
     case, folder = compared.case, compared.folder
+    plain, alone = plain_sections(case), dict(hunks_alone(case))
     judged = 0
-    for text in plain_sections(case):
+    for text in dict.fromkeys([*plain, *alone]):
         if not apply_git(folder / "other", case, text).same_as(apply_ours(folder / "alone", case, text)):
-            ours = apply_ours(folder / "alone", case, text, partial=True)
-            judge = apply_gnu(folder / "judge", case, text, 0)
-            if not judge.same_as(ours):
-                if not _blank_at_an_end(Compared(case, text, ours, judge, folder)):
-                    return False
-                continue
+            cases = [case] * (text in plain) + [alone[text]] * (text in alone)
+            if not any(_same_as_gnu(folder, one, text if one is case else one.text) for one in cases):
+                return False
             judged += 1
     return judged > 0
+
+
+def _same_as_gnu(folder: Path, case: Case, text: bytes) -> bool:
+    ours = apply_ours(folder / "alone", case, text, partial=True)
+    return apply_gnu(folder / "judge", case, text, 0).same_as(ours)
 
 
 def _anchored(compared: Compared) -> bool:
@@ -114,6 +129,22 @@ def _missing_file(compared: Compared) -> bool:
     results = compared.ours.plan.results if compared.ours.plan else ()
     missing = {result.path for result in results if "does not exist" in result.error}
     return bool(missing & (compared.tool.tree.keys() - compared.case.target.keys()))
+
+
+def _filled_already(compared: Compared) -> bool:
+    results = compared.ours.plan.results if compared.ours.plan else ()
+    refused = {result.path for result in results if "adds lines to an empty file" in result.error}
+    return any(compared.tool.tree.get(path) not in {None, compared.ours.tree.get(path)} for path in refused)
+
+
+def _directory_of_a_missing_file(compared: Compared) -> bool:
+    """All else is the same."""
+    theirs, ours = compared.tool.tree, compared.ours.tree
+    results = compared.ours.plan.results if compared.ours.plan else ()
+    missing = {result.path for result in results if "does not exist" in result.error}
+    made = {name for name, (mode, _data) in theirs.items() if stat.S_ISDIR(mode)} - ours.keys()
+    is_above = all(any(path.startswith(name + b"/") for path in missing) for name in made)
+    return bool(made) and is_above and ours == {name: theirs[name] for name in theirs.keys() - made}
 
 
 def _binary_files_differ(compared: Compared) -> bool:
@@ -167,12 +198,14 @@ DIFFERENCES = {
     "undone copy": Difference(("git",), _undone_copy),
     "missing file": Difference(("git",), _missing_file),
     "missing empty file": Difference(("patch",), _missing_file),
+    "filled already": Difference(("git", "patch"), _filled_already),
     "binary files differ": Difference(("git", "patch"), _binary_files_differ),
     "line without newline": Difference(("git", "patch"), _line_without_newline),
     "rest of a removal": Difference(("patch",), _rest_of_a_removal),
     "made over another": Difference(("patch",), _made_over_another),
     "emptied already": Difference(("patch",), _emptied_already),
     "file to directory": Difference(("patch",), _file_to_directory),
+    "directory of a missing file": Difference(("patch",), _directory_of_a_missing_file),
     "blank at an end of a name": Difference(("patch",), _blank_at_an_end),
 }
 
@@ -251,6 +284,11 @@ _ONE = {
     "missing empty file": _case(
         {}, "diff --git a/f b/f\nindex e69de29..1111111 100644\n" + _HEAD + "@@ -0,0 +1 @@\n+x\n"
     ),
+    "filled already": _case(
+        {b"f": File(b"x\n")},
+        "diff --git a/f b/f\nindex e69de29..1111111 100644\n" + _HEAD + "@@ -0,0 +1 @@\n+x\n",
+        "-U0",
+    ),
     "binary files differ": _case(
         {b"f": File(b"a\n"), b"g": File(b"\0")},
         _HEAD + "@@ -1 +1 @@\n-a\n+b\nBinary files a/g and b/g differ\n",
@@ -267,6 +305,9 @@ _ONE = {
     "file to directory": _case(
         {b"f": File(b"a\n")},
         "--- a/f\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n--- /dev/null\n+++ b/f/g\n@@ -0,0 +1 @@\n+x\n",
+    ),
+    "directory of a missing file": _case(
+        {}, "diff --git a/d/f b/d/f\nindex 1111111..e69de29 100644\n--- a/d/f\n+++ b/d/f\n@@ -1 +0,0 @@\n-x\n"
     ),
     "blank at an end of a name": _case({b"f ": File(b"a\n")}, "--- a/f \t\n+++ b/f \t\n@@ -1 +1 @@\n-a\n+x\n"),
 }

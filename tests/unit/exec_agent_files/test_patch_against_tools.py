@@ -74,14 +74,15 @@ def test_git_diff_gives_what_git_apply_gives(pair: tuple[bytes, bytes]) -> None:
 
 
 @_SETTINGS
-@given(pairs(unique=True), st.lists(_LINES, max_size=6), st.integers(0, 40), st.integers(0, 3))
+@given(pairs(unique=True), st.lists(_LINES, max_size=6), st.integers(0, 40), st.integers(0, 4), st.integers(0, 3))
 def test_a_changed_file_gives_what_patch_gives(
-    pair: tuple[bytes, bytes], inserted: list[bytes], position: int, fuzz: int
+    pair: tuple[bytes, bytes], inserted: list[bytes], position: int, cut: int, fuzz: int
 ) -> None:
     """The file to patch is another than the one that was diffed: offsets, fuzz and refusals are those of GNU patch."""
     old, new = pair
     lines = old.split(b"\n")
     lines[position:position] = inserted
+    lines[max(0, len(lines) - 1 - cut) : -1] = []
     target = b"\n".join(lines)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

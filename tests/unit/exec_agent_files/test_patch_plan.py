@@ -36,6 +36,8 @@ _PATCH = b"""\
 +fifty-one
  52
 """
+# The id of the empty file.
+_FILLING = b"diff --git a/f b/f\nindex e69de29..587be6b 100644\n--- a/f\n+++ b/f\n@@ -0,0 +1 @@\n+x\n"
 
 
 def test_exact_place() -> None:
@@ -260,6 +262,8 @@ def test_the_name_that_exists_is_patched() -> None:
             "it is a symbolic link; the patch is for a regular file",
         ),
         ({}, b"Binary files a/f and b/f differ\n", "the patch says only that this binary file differs"),
+        ({b"f": entry(b"x\n")}, _FILLING, "it is not empty; the patch adds lines to an empty file"),
+        ({b"f": entry(b"y\n")}, _FILLING, "it is not empty; the patch adds lines to an empty file"),
     ],
 )
 def test_files_that_cannot_be_patched(files: dict[bytes, Entry], text: bytes, error: str) -> None:
@@ -267,6 +271,20 @@ def test_files_that_cannot_be_patched(files: dict[bytes, Entry], text: bytes, er
     assert not plan.fits
     assert plan.results[0].error.startswith(error)
     assert after == files
+
+
+def test_lines_are_added_to_the_empty_file_that_the_diff_names() -> None:
+    assert apply_to(b"", _FILLING)[1] == b"x\n"
+    emptying = _FILLING.replace(b"e69de29..587be6b", b"587be6b..e69de29")
+    emptying = emptying.replace(b"@@ -0,0 +1 @@\n+x\n", b"@@ -1 +0,0 @@\n-x\n")
+    assert apply_to(b"", emptying, reverse=True)[1] == b"x\n"
+    assert not apply_to(b"x\n", emptying, reverse=True)[0].fits
+    assert apply_to(b"x\n", emptying)[1] == b""
+
+
+def test_an_id_of_the_empty_file_counts_for_nothing_where_old_lines_say_otherwise() -> None:
+    text = _FILLING.replace(b"@@ -0,0 +1 @@\n", b"@@ -1 +1 @@\n-a\n")
+    assert apply_to(b"a\n", text)[1] == b"x\n"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a patch makes of one file's binary content and of its mode, and what it can make nothing of."""
+"""What a patch makes of one file's content and of its mode, and what it can make nothing of."""
 
 from __future__ import annotations
 
@@ -7,10 +7,24 @@ import stat
 from typing import Final
 
 from services.exec_agent.files.patch.binary import DeltaError, apply_delta
+from services.exec_agent.files.patch.hunks import HunkResult, apply_hunks
 from services.exec_agent.files.patch.model import BinaryChange, Entry, FilePatch, UnpatchableError
 
 _EXECUTABLE: Final = 0o111
 _GIT_LINK: Final = 0o160000
+_FULL_ID_LENGTHS: Final = (40, 64)  # SHA-1 and SHA-256
+_EMPTY_FILE: Final = b"blob 0\0"
+_EMPTY_FILE_IDS: Final = (
+    hashlib.sha1(_EMPTY_FILE, usedforsecurity=False).hexdigest(),
+    hashlib.sha256(_EMPTY_FILE).hexdigest(),
+)
+
+
+def full_id(text: str) -> str:
+    """Git's whole id of a file; empty if it is abbreviated, unless it is that of the empty file."""
+    if not text or len(text) in _FULL_ID_LENGTHS:
+        return text
+    return next((whole for whole in _EMPTY_FILE_IDS if whole.startswith(text)), "")
 
 
 def refuse_hopeless(patch: FilePatch) -> None:
@@ -19,6 +33,17 @@ def refuse_hopeless(patch: FilePatch) -> None:
         raise UnpatchableError(patch.problem)
     if _GIT_LINK in (patch.old_mode, patch.new_mode):
         raise UnpatchableError("it is a submodule; only files and links can be patched")
+
+
+def text_content(patch: FilePatch, data: bytes, source: Entry | None, fuzz: int) -> tuple[bytes, list[HunkResult]]:
+    """The new content of a text file, and what became of each hunk."""
+    hunks = patch.hunks
+    if data and hunks and patch.old_id in _EMPTY_FILE_IDS and not any(hunk.old for hunk in hunks):
+        # Its lines may be there already, and nothing shows where in the others they belong.
+        raise UnpatchableError("it is not empty; the patch adds lines to an empty file")
+    if patch.has_carriage_returns and b"\r\n" not in data and source is not None:
+        hunks = tuple(hunk.without_carriage_returns() for hunk in hunks)
+    return apply_hunks(data, hunks, fuzz)
 
 
 def binary_content(patch: FilePatch, change: BinaryChange, data: bytes, source: Entry | None) -> bytes:

@@ -63,11 +63,17 @@ def apply_hunks(data: bytes, hunks: Sequence[Hunk], fuzz: int) -> tuple[bytes, l
 
 
 class _Pattern(NamedTuple):
-    """The lines of a hunk that are compared: `before` lines of its `length` old ones come before them."""
+    """A hunk at some fuzz: `lines` are the old ones that are compared, all but so many `before` and `after` them."""
 
+    hunk: Hunk
     lines: list[bytes]
     before: int
-    length: int
+    after: int
+
+    @property
+    def length(self) -> int:
+        """Lines that must be there from its start on: those ignored at the end may lie past the end of the file."""
+        return len(self.hunk.old) - self.after
 
 
 class _Image:
@@ -88,12 +94,12 @@ class _Image:
         expected = min(max(0, stated + self._offset), len(self._lines))
         context = max(hunk.leading, hunk.trailing)
         for level in range(min(fuzz, context) + 1):
-            found = self._locate(hunk, expected, level)
-            if found is None:
+            edit = self._locate(hunk, expected, level)
+            if edit is None:
                 continue
-            self._offset = found - stated
-            self._insert(hunk, found, level)
-            return HunkResult(number, hunk.old_start, max(1, found + (1 if hunk.old else 0)), level)
+            self._offset = edit.start - stated
+            self._insert(edit)
+            return HunkResult(number, hunk.old_start, max(1, edit.start + (1 if hunk.old else 0)), level)
         return HunkResult(number, hunk.old_start, error=self._explain(hunk, expected))
 
     def content(self) -> bytes:
@@ -106,20 +112,15 @@ class _Image:
         pieces.extend(self._lines[position:])
         return b"".join(pieces)
 
-    def _insert(self, hunk: Hunk, start: int, level: int) -> None:
-        before, after = _ignored(hunk, level)
-        end = start + len(hunk.old)
-        kept = len(hunk.new) - after
-        lines = [*self._lines[start : start + before], *hunk.new[before:kept], *self._lines[end - after : end]]
-        position = bisect(self._starts, start)
-        self._starts.insert(position, start)
-        self._edits.insert(position, _Edit(start, end, lines))
-        self._frozen = end
+    def _insert(self, edit: _Edit) -> None:
+        position = bisect(self._starts, edit.start)
+        self._starts.insert(position, edit.start)
+        self._edits.insert(position, edit)
+        self._frozen = edit.end
 
-    def _locate(self, hunk: Hunk, expected: int, level: int) -> int | None:
-        """The start of the place nearest to `expected` where the hunk fits; None if there is none."""
-        before, after = _ignored(hunk, level)
-        pattern = _Pattern(list(hunk.old[before : len(hunk.old) - after]), before, len(hunk.old))
+    def _locate(self, hunk: Hunk, expected: int, level: int) -> _Edit | None:
+        """What the hunk does at the place nearest to `expected` where it fits; None if there is none."""
+        pattern = _pattern(hunk, level)
         last = len(self._lines) - pattern.length
         if last < 0:
             return None
@@ -127,24 +128,24 @@ class _Image:
         at_start = level + hunk.leading < context and hunk.old_start <= 1
         at_end = level + hunk.trailing < context
         # Lines after one that has no newline would run into it.
-        at_end = at_end or (bool(hunk.new) and not hunk.new[-1].endswith(b"\n") and not after)
+        at_end = at_end or (bool(hunk.new) and not hunk.new[-1].endswith(b"\n") and not pattern.after)
         if at_start or at_end:
             place = 0 if at_start else last
             if not hunk.old and place != expected:
                 return None  # nothing says that it belongs there
-            return place if (place == last or not at_end) and self._fits(pattern, place) else None
+            return self._edit(pattern, place) if place == last or not at_end else None
         if not hunk.old:
             # Nothing to recognise the place by: the header's word counts.
             stated = expected if hunk.old_start <= len(self._lines) or self._offset else None
-            return stated if stated is not None and self._fits(pattern, stated) else None
-        if expected <= last and self._fits(pattern, expected):
-            return expected
+            return self._edit(pattern, stated) if stated is not None else None
+        if expected <= last and (edit := self._edit(pattern, expected)):
+            return edit
         for place in self._candidates(pattern, expected):
             if self._comparisons_left <= 0:
                 break
             self._comparisons_left -= 1 + len(pattern.lines) // _LINES_AT_ONCE
-            if 0 <= place <= last and self._fits(pattern, place):
-                return place
+            if 0 <= place <= last and (edit := self._edit(pattern, place)):
+                return edit
         return None
 
     def _candidates(self, pattern: _Pattern, expected: int) -> Iterator[int]:
@@ -169,17 +170,30 @@ class _Image:
             for line in _outward(rarest, lowest, highest, expected + shift):
                 yield line - shift
 
-    def _fits(self, pattern: _Pattern, start: int) -> bool:
-        first = start + pattern.before
-        if self._lines[first : first + len(pattern.lines)] != pattern.lines:
-            return False
-        end = start + pattern.length
-        if start == end == len(self._lines) and start and not self._lines[-1].endswith(b"\n"):
-            return False
+    def _edit(self, pattern: _Pattern, start: int) -> _Edit | None:
+        """What the hunk does at a place; None if it does not fit there."""
+        first, last = start + pattern.before, start + pattern.length
+        if self._lines[first:last] != pattern.lines:
+            return None
+        end = min(last + pattern.after, len(self._lines))
         position = bisect(self._starts, start)
         overlaps_next = position < len(self._edits) and self._edits[position].start < end
         overlaps_previous = position > 0 and self._edits[position - 1].end > start
-        return not overlaps_next and not overlaps_previous
+        if overlaps_next or overlaps_previous:
+            return None
+        new = pattern.hunk.new[pattern.before : len(pattern.hunk.new) - pattern.after]
+        edit = _Edit(start, end, [*self._lines[start:first], *new, *self._lines[last:end]])
+        return None if self._joins(edit, position) else edit
+
+    def _joins(self, edit: _Edit, position: int) -> bool:
+        """Whether a line that has no newline would come before another, and the two become one."""
+        before: Sequence[bytes] = self._lines[max(0, edit.start - 1) : edit.start]
+        if position > 0 and self._edits[position - 1].end == edit.start:
+            before = self._edits[position - 1].lines[-1:]
+        lines = [*before, *edit.lines]
+        if edit.end == len(self._lines) and position == len(self._edits):
+            lines = lines[:-1]  # nothing comes after the last one
+        return not all(line.endswith(b"\n") for line in lines)
 
     def _explain(self, hunk: Hunk, expected: int) -> str:
         """The first line that differs at the place where the hunk should be."""
@@ -221,12 +235,12 @@ def _outward(numbers: Sequence[int], lowest: int, highest: int, centre: int) -> 
             left -= 1
 
 
-def _ignored(hunk: Hunk, level: int) -> tuple[int, int]:
-    """How many context lines at the start and at the end are not compared at this fuzz."""
+def _pattern(hunk: Hunk, level: int) -> _Pattern:
+    """The hunk without the context lines that are not compared at this fuzz."""
     context = max(hunk.leading, hunk.trailing)
     before = max(0, min(hunk.leading, level + hunk.leading - context))
     after = max(0, min(hunk.trailing, level + hunk.trailing - context, len(hunk.old) - before))
-    return before, after
+    return _Pattern(hunk, list(hunk.old[before : len(hunk.old) - after]), before, after)
 
 
 def _shown(line: bytes) -> str:

@@ -123,8 +123,8 @@ class FilePatch:
         old_mode: the mode the patch expects, type and permissions; zero if it does not say.
         new_mode: the mode the patch sets; zero if it does not say.
         has_carriage_returns: the headers themselves end in CRLF, so the line ends of the content say nothing.
-        old_id: full git object id of the old content, if the patch has it.
-        new_id: full git object id of the new content, if the patch has it.
+        old_id: full git object id of the old content, if the patch has it; that of the empty file also if abbreviated.
+        new_id: full git object id of the new content, likewise.
         forward: the change of a binary file.
         backward: the change that undoes it.
         problem: why it cannot be applied, whatever the file is.

@@ -13,6 +13,7 @@ from typing import Final
 from services.exec_agent.files.patch import names
 from services.exec_agent.files.patch.binary import read_binary
 from services.exec_agent.files.patch.commits import number_commits
+from services.exec_agent.files.patch.content import full_id
 from services.exec_agent.files.patch.lines import Lines
 from services.exec_agent.files.patch.model import (
     NO_BINARY_DATA,
@@ -30,7 +31,6 @@ _MODE: Final = re.compile(rb"(?:100|120|160)[0-7]{3}\Z")
 _OLD_SIGNS: Final = frozenset({b" ", b"-"})
 _NEW_SIGNS: Final = frozenset({b" ", b"+"})
 _BARE_LINE_ENDS: Final = frozenset({b"\n", b"\r"})
-_FULL_ID_LENGTHS: Final = (40, 64)  # SHA-1 and SHA-256
 
 
 def parse(text: bytes, strip: int | None = None) -> list[FilePatch]:
@@ -189,7 +189,7 @@ class _Parser:
             # Two names but no rename: `git diff --no-index`. Read it as a plain diff.
             old, alternate = new, old
         forward, backward = section.binary or (None, None)
-        old_id, new_id = (text if len(text) in _FULL_ID_LENGTHS else "" for text in section.ids)
+        old_id, new_id = map(full_id, section.ids)
         return FilePatch(
             line=section.line,
             action=section.action,

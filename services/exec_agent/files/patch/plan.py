@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final, Protocol
 
-from services.exec_agent.files.patch.content import binary_content, new_mode, refuse_hopeless
-from services.exec_agent.files.patch.hunks import HunkResult, apply_hunks
+from services.exec_agent.files.patch.content import binary_content, new_mode, refuse_hopeless, text_content
+from services.exec_agent.files.patch.hunks import HunkResult
 from services.exec_agent.files.patch.model import (
     NO_BINARY_DATA,
     Action,
@@ -357,10 +357,7 @@ class _Planner:
         data = source.data if source is not None else b""
         if patch.forward is not None:
             return binary_content(patch, patch.forward, data, source), ()
-        hunks = patch.hunks
-        if patch.has_carriage_returns and b"\r\n" not in data and source is not None:
-            hunks = tuple(hunk.without_carriage_returns() for hunk in hunks)
-        data, results = apply_hunks(data, hunks, self._options.fuzz)
+        data, results = text_content(patch, data, source, self._options.fuzz)
         return data, tuple(results)
 
     def _store(self, patch: FilePatch, source: Entry | None, data: bytes, hunks: tuple[HunkResult, ...]) -> None:

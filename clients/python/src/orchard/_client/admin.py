@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 from orchard._client import convert
 from orchard._client.errors import InvalidArgument
+from orchard._client.paging import paged
 from orchard._client.status import CallFailed
 from orchard._client.transport import Retry, Transport
 from orchard._client.types import ApiKey, Image, ImportProgress, NewApiKey, Usage, Version
@@ -60,17 +61,10 @@ class AsyncKeys:
         response = await self._transport.unary(lambda c: c.key.CreateKey, request, retry=Retry(0.0))
         return NewApiKey(convert.api_key(response.key), response.secret)
 
-    async def list(self, *, tenant: str = "") -> AsyncIterator[ApiKey]:
+    def list(self, *, tenant: str = "") -> AsyncGenerator[ApiKey, None]:
         """Keys, newest first; of one tenant, or of all."""
-        token = ""
-        while True:
-            request = key_service_pb2.ListKeysRequest(page_size=1000, page_token=token, tenant=tenant)
-            response = await self._transport.unary(lambda c: c.key.ListKeys, request)
-            for key in response.keys:
-                yield convert.api_key(key)
-            token = response.next_page_token
-            if not token:
-                return
+        request = key_service_pb2.ListKeysRequest(page_size=1000, tenant=tenant)
+        return paged(self._transport, lambda c: c.key.ListKeys, request, lambda page: page.keys, convert.api_key)
 
     async def revoke(self, key_id: str) -> ApiKey:
         """Stop a key within a few seconds.
@@ -108,17 +102,10 @@ class AsyncImages:
         except CallFailed as error:
             await self._transport.pause_or_raise(error, Retry(0.0), "")
 
-    async def list(self) -> AsyncIterator[Image]:
+    def list(self) -> AsyncGenerator[Image, None]:
         """Images, by name."""
-        token = ""
-        while True:
-            request = image_service_pb2.ListImagesRequest(page_size=1000, page_token=token)
-            response = await self._transport.unary(lambda c: c.image.ListImages, request)
-            for image in response.images:
-                yield convert.image(image)
-            token = response.next_page_token
-            if not token:
-                return
+        request = image_service_pb2.ListImagesRequest(page_size=1000)
+        return paged(self._transport, lambda c: c.image.ListImages, request, lambda page: page.images, convert.image)
 
     async def remove(self, name: str) -> None:
         """Remove an image.

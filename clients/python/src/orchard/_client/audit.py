@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
+from orchard._client.paging import paged
 from orchard._client.transport import Transport
 from orchard._client.units import datetime_of, timestamp
 from orchard.admin.v1 import audit_service_pb2
@@ -33,7 +34,7 @@ class AuditEntry:
     """Where the call came from."""
 
 
-async def list_audit(
+def list_audit(
     transport: Transport,
     *,
     tenant: str,
@@ -44,7 +45,7 @@ async def list_audit(
     start: dt.datetime | None,
     end: dt.datetime | None,
     page_size: int,
-) -> AsyncIterator[AuditEntry]:
+) -> AsyncGenerator[AuditEntry, None]:
     """Entries, newest first."""
     request = audit_service_pb2.ListAuditRequest(
         page_size=page_size, tenant=tenant, key_id=key_id, method=method, target=target, status=status
@@ -53,13 +54,7 @@ async def list_audit(
         request.start_time.CopyFrom(timestamp(start))
     if end is not None:
         request.end_time.CopyFrom(timestamp(end))
-    while True:
-        response = await transport.unary(lambda c: c.audit.ListAudit, request)
-        for entry in response.entries:
-            yield _entry(entry)
-        request.page_token = response.next_page_token
-        if not request.page_token:
-            return
+    return paged(transport, lambda c: c.audit.ListAudit, request, lambda page: page.entries, _entry)
 
 
 def _entry(message: audit_service_pb2.AuditEntry) -> AuditEntry:

@@ -6,7 +6,7 @@ import datetime as dt
 import logging
 import secrets
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self, Unpack
 
@@ -24,6 +24,7 @@ from orchard._client.options import (
     secret_env,
     with_options,
 )
+from orchard._client.paging import paged
 from orchard._client.pending import Pending
 from orchard._client.profile import load_profile
 from orchard._client.sandbox import AsyncSandbox
@@ -143,13 +144,13 @@ class AsyncSandboxClient:
         check_sandbox_id(sandbox_id)
         return AsyncSandbox(self._session, sandbox_info(sandbox_pb2.Sandbox(sandbox_id=sandbox_id)))
 
-    async def list(
+    def list(
         self,
         *,
         labels: Mapping[str, str] | None = None,
         states: Sequence[SandboxState | str] = (),
         all: bool = False,  # noqa: A002 (as on the command line)
-    ) -> AsyncIterator[SandboxInfo]:
+    ) -> AsyncGenerator[SandboxInfo, None]:
         """Sandboxes, newest first, page by page.
 
         Args:
@@ -159,17 +160,9 @@ class AsyncSandboxClient:
         """
         wanted = [state for state in SandboxState if state is not SandboxState.UNKNOWN] if all else states
         numbers = [_state_number(state) for state in wanted]
-        token = ""
-        while True:
-            request = sandbox_service_pb2.ListSandboxesRequest(
-                page_size=1000, page_token=token, states=numbers, labels=labels
-            )
-            response = await self._session.transport.unary(lambda c: c.sandbox.ListSandboxes, request)
-            for message in response.sandboxes:
-                yield sandbox_info(message)
-            token = response.next_page_token
-            if not token:
-                return
+        request = sandbox_service_pb2.ListSandboxesRequest(page_size=1000, states=numbers, labels=labels)
+        transport = self._session.transport
+        return paged(transport, lambda c: c.sandbox.ListSandboxes, request, lambda page: page.sandboxes, sandbox_info)
 
     async def delete(self, sandbox_id: str) -> None:
         """End a sandbox and everything in it.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
+from orchard._client.paging import paged
 from orchard._client.transport import Transport
 from orchard._client.units import Seconds, datetime_of, duration, duration_seconds, parse_size
 from orchard.admin.v1 import admin_pb2, tenant_service_pb2
@@ -73,17 +74,10 @@ class AsyncTenants:
         response = await self._transport.unary(lambda c: c.tenant.SetTenant, request)
         return _tenant(response.tenant)
 
-    async def list(self, *, tenant: str = "") -> AsyncIterator[Tenant]:
+    def list(self, *, tenant: str = "") -> AsyncGenerator[Tenant, None]:
         """Tenants that have a quota or a key, by name; or only one."""
-        token = ""
-        while True:
-            request = tenant_service_pb2.ListTenantsRequest(page_size=1000, page_token=token, tenant=tenant)
-            response = await self._transport.unary(lambda c: c.tenant.ListTenants, request)
-            for one in response.tenants:
-                yield _tenant(one)
-            token = response.next_page_token
-            if not token:
-                return
+        request = tenant_service_pb2.ListTenantsRequest(page_size=1000, tenant=tenant)
+        return paged(self._transport, lambda c: c.tenant.ListTenants, request, lambda page: page.tenants, _tenant)
 
 
 def _tenant(message: admin_pb2.Tenant) -> Tenant:

@@ -22,6 +22,7 @@ from orchard._client.judge.types import (
     UsageOf,
     Verdict,
 )
+from orchard._client.paging import paged
 from orchard._client.status import CallFailed
 from orchard._client.trajectories.client import AsyncTrajectories
 from orchard._client.trajectories.types import Blob, Body, Part, Role, Step
@@ -108,20 +109,14 @@ class AsyncJudge:
         response = await self._transport.unary(lambda c: c.judge.GetBatch, pb.GetBatchRequest(batch_id=batch_id))
         return convert.progress_of(response.progress)
 
-    async def items(self, batch_id: str) -> AsyncIterator[ItemVerdict]:
+    def items(self, batch_id: str) -> AsyncGenerator[ItemVerdict, None]:
         """Verdicts of a batch by item id.
 
         Raises, while it is iterated:
             NotFound: there is none (BATCH_NOT_FOUND).
         """
         request = pb.GetBatchRequest(batch_id=batch_id, page_size=200)
-        while True:
-            response = await self._transport.unary(lambda c: c.judge.GetBatch, request)
-            for message in response.items:
-                yield convert.item_of(message)
-            request.page_token = response.next_page_token
-            if not request.page_token:
-                return
+        return paged(self._transport, lambda c: c.judge.GetBatch, request, lambda page: page.items, convert.item_of)
 
     async def get(self, verdict_id: str) -> Verdict:
         """A verdict.
@@ -176,16 +171,12 @@ class AsyncJudge:
         response = await self._transport.unary(lambda c: c.judge.GetUsage, request)
         return [UsageOf(one.judge, one.model, one.rubric, convert.usage_of(one.usage)) for one in response.usage]
 
-    async def rubrics(self) -> AsyncIterator[Rubric]:
+    def rubrics(self) -> AsyncGenerator[Rubric, None]:
         """The newest version of each rubric, by name, built-in ones included."""
         request = pb.ListRubricsRequest(page_size=1000)
-        while True:
-            response = await self._transport.unary(lambda c: c.judge.ListRubrics, request)
-            for message in response.rubrics:
-                yield convert.rubric_of(message)
-            request.page_token = response.next_page_token
-            if not request.page_token:
-                return
+        return paged(
+            self._transport, lambda c: c.judge.ListRubrics, request, lambda page: page.rubrics, convert.rubric_of
+        )
 
     async def rubric(self, name: str, version: int = 0) -> Rubric:
         """A rubric, by default its newest version.

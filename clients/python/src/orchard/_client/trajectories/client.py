@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final, Unpack
 
 from orchard._client.options import with_options
+from orchard._client.paging import paged
 from orchard._client.trajectories import convert, options
 from orchard._client.trajectories import writer as writing
 from orchard._client.trajectories.bodies import AsyncBodies
@@ -138,14 +139,14 @@ class AsyncTrajectories:
         return writing.read_steps(self._transport, trajectory_id, start, follow=True)
 
     @with_options(TrajectoryFilter)
-    async def list(
+    def list(
         self,
         *,
         order: TrajectoryOrder | str = TrajectoryOrder.CREATED,
         ascending: bool = False,
         page_size: int = 1000,
         **given: Unpack[TrajectoryFilter],
-    ) -> AsyncIterator[TrajectoryInfo]:
+    ) -> AsyncGenerator[TrajectoryInfo, None]:
         """Trajectories by filter, page by page; newest (largest) first by default.
 
         Args:
@@ -160,13 +161,13 @@ class AsyncTrajectories:
             order=convert.number_of("order", pb.TrajectoryOrder, "TRAJECTORY_ORDER_", TrajectoryOrder, order),
             ascending=ascending,
         )
-        while True:
-            response = await self._transport.unary(lambda c: c.trajectory.ListTrajectories, request)
-            for message in response.trajectories:
-                yield convert.trajectory_of(message)
-            request.page_token = response.next_page_token
-            if not request.page_token:
-                return
+        return paged(
+            self._transport,
+            lambda c: c.trajectory.ListTrajectories,
+            request,
+            lambda page: page.trajectories,
+            convert.trajectory_of,
+        )
 
     @with_options(TrajectoryFilter)
     def export(
@@ -220,20 +221,20 @@ class AsyncTrajectories:
         response = await self._transport.unary(lambda c: c.trajectory.AnnotateTrajectory, request)
         return convert.trajectory_of(response.trajectory)
 
-    async def annotations(self, trajectory_id: str) -> AsyncIterator[Annotation]:
+    def annotations(self, trajectory_id: str) -> AsyncGenerator[Annotation, None]:
         """The history of a trajectory's judgements, newest first.
 
         Raises:
             TrajectoryNotFound: there is none of this id.
         """
         request = pb.ListAnnotationsRequest(trajectory_id=trajectory_id, page_size=1000)
-        while True:
-            response = await self._transport.unary(lambda c: c.trajectory.ListAnnotations, request)
-            for message in response.annotations:
-                yield convert.annotation_of(message)
-            request.page_token = response.next_page_token
-            if not request.page_token:
-                return
+        return paged(
+            self._transport,
+            lambda c: c.trajectory.ListAnnotations,
+            request,
+            lambda page: page.annotations,
+            convert.annotation_of,
+        )
 
     @with_options(TrajectoryFilter)
     async def delete(

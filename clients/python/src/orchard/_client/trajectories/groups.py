@@ -5,11 +5,12 @@ from __future__ import annotations
 import builtins
 import datetime as dt
 import enum
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from orchard._client.convert import enum_value, time_of
+from orchard._client.paging import paged
 from orchard._client.trajectories import convert, options
 from orchard._client.trajectories.types import Task
 from orchard._client.transport import Transport
@@ -248,7 +249,7 @@ class AsyncGroups:
         response = await self._transport.unary(lambda c: c.group.GetGroup, pb.GetGroupRequest(group_id=group_id))
         return _group(response.group)
 
-    async def list(self, *, closed: bool | None = None, datasets: Sequence[str] = ()) -> AsyncIterator[Group]:
+    def list(self, *, closed: bool | None = None, datasets: Sequence[str] = ()) -> AsyncGenerator[Group, None]:
         """Groups, newest first, page by page, without samples and members.
 
         Args:
@@ -257,13 +258,7 @@ class AsyncGroups:
         """
         states = {None: pb.GROUP_STATE_UNSPECIFIED, True: pb.GROUP_STATE_CLOSED, False: pb.GROUP_STATE_OPEN}
         request = pb.ListGroupsRequest(page_size=1000, state=states[closed], datasets=datasets)
-        while True:
-            response = await self._transport.unary(lambda c: c.group.ListGroups, request)
-            for message in response.groups:
-                yield _group(message)
-            request.page_token = response.next_page_token
-            if not request.page_token:
-                return
+        return paged(self._transport, lambda c: c.group.ListGroups, request, lambda page: page.groups, _group)
 
 
 def _group(message: pb.Group) -> Group:

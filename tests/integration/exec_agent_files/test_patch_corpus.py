@@ -50,7 +50,7 @@ from typing import NamedTuple
 import pytest
 from orchard.exec.v1.file_service_pb2_grpc import FileServiceStub
 
-from services.exec_agent.files.patch import parse
+from services.exec_agent.files.patch import Action, parse
 from tests.integration.exec_agent_files.calls import patch
 from tests.integration.exec_agent_files.patch_tools import (
     Outcome,
@@ -122,7 +122,22 @@ def _undone_copy(compared: Compared) -> bool:
     is_copy = any(line.startswith(b"copy from ") for line in compared.text.split(b"\n"))
     refused = "already exists in working directory" in compared.tool.said and compared.ours.applied
     kept = compared.tool.applied and any("lines would be left" in error for error in compared.ours.errors())
-    return compared.case.reverse and is_copy and (refused or kept)
+    stayed = compared.tool.applied and compared.ours.applied and _leaves_besides(compared, _copies(compared))
+    return compared.case.reverse and is_copy and (refused or kept or stayed)
+
+
+def _copies(compared: Compared) -> set[bytes]:
+    patches = parse(compared.text, compared.case.flavour.strip)
+    return {patch_of_file.path for patch_of_file in patches if patch_of_file.action is Action.COPY}
+
+
+def _leaves_besides(compared: Compared, files: set[bytes]) -> bool:
+    """What we leave the tool leaves too, and besides only some of these files and directories above them."""
+    theirs, ours = compared.tool.tree, compared.ours.tree
+    more = theirs.keys() - ours.keys()
+    above = {name for name in more - files if any(file.startswith(name + b"/") for file in files)}
+    is_more = bool(more) and more <= files | above and all(stat.S_ISDIR(theirs[name][0]) for name in above)
+    return is_more and ours == {name: theirs[name] for name in theirs.keys() - more}
 
 
 def _missing_file(compared: Compared) -> bool:
@@ -138,13 +153,9 @@ def _filled_already(compared: Compared) -> bool:
 
 
 def _directory_of_a_missing_file(compared: Compared) -> bool:
-    """All else is the same."""
-    theirs, ours = compared.tool.tree, compared.ours.tree
     results = compared.ours.plan.results if compared.ours.plan else ()
     missing = {result.path for result in results if "does not exist" in result.error}
-    made = {name for name, (mode, _data) in theirs.items() if stat.S_ISDIR(mode)} - ours.keys()
-    is_above = all(any(path.startswith(name + b"/") for path in missing) for name in made)
-    return bool(made) and is_above and ours == {name: theirs[name] for name in theirs.keys() - made}
+    return _leaves_besides(compared, missing) and not missing & compared.tool.tree.keys()
 
 
 def _binary_files_differ(compared: Compared) -> bool:

@@ -28,6 +28,7 @@ class Beneath:
         self._base = open_path(self.path, os.O_PATH | os.O_DIRECTORY)
         self._default_owner = default_owner
         self._cached_parts: tuple[bytes, ...] = ()
+        self._cached_names: tuple[bytes, ...] = ()
         self._cached = os.dup(self._base)
 
     def __enter__(self) -> Self:
@@ -59,17 +60,23 @@ class Beneath:
         """
         key = tuple(parts)
         if key != self._cached_parts:
-            found = self._open(parts, make)
+            found, names = self._open(parts, make)
             os.close(self._cached)
-            self._cached, self._cached_parts = found, key
+            self._cached, self._cached_parts, self._cached_names = found, key, names
         descriptor = os.dup(self._cached)
         try:
             yield descriptor
         finally:
             os.close(descriptor)
 
-    def _open(self, parts: Sequence[bytes], make: bool) -> int:
+    def followed(self, parts: Sequence[bytes]) -> tuple[bytes, ...]:
+        """The names of the directory `parts` from the base down, with no link among them; raises as directory()."""
+        with self.directory(parts):
+            return self._cached_names
+
+    def _open(self, parts: Sequence[bytes], make: bool) -> tuple[int, tuple[bytes, ...]]:
         stack = [os.dup(self._base)]
+        names: list[bytes] = []
         todo = list(reversed(parts))
         links = 0
         try:
@@ -77,9 +84,11 @@ class Beneath:
                 part = todo.pop()
                 if part == b"..":
                     self._leave(stack)
+                    del names[-1:]
                     continue
                 try:
                     stack.append(self._step(part, stack[-1], make))
+                    names.append(part)
                     continue
                 except NotADirectoryError:
                     target = self._read_link(part, stack[-1])
@@ -90,8 +99,9 @@ class Beneath:
                     target = self._below(target)
                     while len(stack) > 1:
                         os.close(stack.pop())
+                    names.clear()
                 todo.extend(p for p in reversed(target.split(b"/")) if p not in {b"", b"."})
-            return os.dup(stack[-1])
+            return os.dup(stack[-1]), tuple(names)
         finally:
             for descriptor in stack:
                 os.close(descriptor)

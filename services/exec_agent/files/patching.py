@@ -173,6 +173,7 @@ class _Step:
         made: parent directories made for it, topmost first.
         fresh: temporary name of the new content; empty if there is none, or it has got its place.
         backup: temporary name of the old content; empty if there is none yet.
+        place: the parents with links followed, which may be gone when the backup is.
         is_placed: the new content has its name, or the old one has lost it.
     """
 
@@ -182,6 +183,7 @@ class _Step:
     made: list[list[bytes]]
     fresh: bytes = b""
     backup: bytes = b""
+    place: Sequence[bytes] = ()
     is_placed: bool = False
 
 
@@ -263,6 +265,7 @@ class _Commit:
         if after is not None and not step.fresh:
             self._prepare(step)
         with self._beneath.directory(step.parents) as directory:
+            step.place = self._beneath.followed(step.parents)
             if before is None:
                 self._clear(step, directory)
                 rename_into_free_name(step.fresh, directory, step.name, directory)
@@ -315,7 +318,7 @@ class _Commit:
         """Drop the old content, and parents that a removal leaves empty, as git does."""
         if step.backup:
             with suppress(OSError, EscapeError):
-                self._remove_backup([*step.parents, step.backup])
+                self._remove_backup([*step.place, step.backup])
         if step.change.after is None:
             for depth in range(len(step.parents), 0, -1):
                 if not self._remove_if_empty(step.parents[:depth]):

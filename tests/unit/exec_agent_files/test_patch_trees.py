@@ -9,7 +9,7 @@ import pytest
 
 from services.common.errors import FailedPreconditionError
 from services.exec_agent.files import patching
-from tests.support.patch_sections import copy, create, delete, text_file
+from tests.support.patch_sections import copy, create, delete, link, modify, text_file
 from tests.unit.exec_agent_files.test_patch_git import patch_tree
 
 _X, _NEW = text_file("X"), text_file("NEW")
@@ -58,6 +58,25 @@ def test_a_file_takes_the_place_of_a_directory(work: Path) -> None:
     assert patch_tree(work, _DIRECTORY_TO_FILE).fits
     assert (work / "d").read_text() == "NEW\n"
     assert [path.name for path in work.iterdir()] == ["d"]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("top", ["", "{}/"])
+def test_nothing_is_left_of_what_is_removed_through_a_link_that_then_changes(
+    tmp_path: Path, top: str, turned: bool
+) -> None:
+    for name in ("d/e/x", "d/y", "b/z"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("X\n")
+    target = top.format(tmp_path) + "d"
+    (tmp_path / "L").symlink_to(target)
+    (tmp_path / "b/M").symlink_to("../L/e")
+    removals = delete("b/M/x", _X) + delete("b/M", link("../L/e")) + delete("L/y", _X)
+    change = modify("L", link(target), link("b")) if turned else delete("L", link(target))
+    assert patch_tree(tmp_path, removals + change).fits
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    assert left - {"L"} == {"b", "b/z", "d", "d/e"}
+    assert ("L" in left) is turned
 
 
 def test_what_comes_into_a_directory_before_it_goes_stays_there(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

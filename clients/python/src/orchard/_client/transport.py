@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext,
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from orchard._client.dialogue import Dialogue
+from orchard._client.ending import Ending
 from orchard._client.errors import OrchardError, Unavailable
 from orchard._client.pool import Connection, Pool
 from orchard._client.profile import Profile
@@ -224,11 +225,12 @@ class Transport:
             source = Source(requests())
             try:
                 with self._pool.connection() as connection:
-                    call = method(connection)(source, timeout=None, metadata=context.metadata)
+                    call: Any = method(connection)(source, timeout=None, metadata=context.metadata)
+                    ending = Ending(call)
                     try:
-                        response = await call
+                        response: Response = await call
                     except grpc_module().aio.AioRpcError as error:
-                        raise call_failed(error, context.request_id) from None
+                        raise ending.failed(error, context.request_id) from None
             except CallFailed as error:
                 if source.error is not None:
                     raise source.error from None

@@ -23,8 +23,9 @@ both, -U0       add at the end what belongs after a       refuse: it is not the 
 both, -U0       add the lines of an empty file to one     refuse, as git does without -U0: they may be there
                 that is not; patch whatever the context   already, and nothing says where they belong
 both            pass over "Binary files differ"           report the file: it would stay as it was, unnoticed
-both            put a line that has no newline before     refuse: the two lines would become one, or the file
-                others                                    get a newline that nobody asked for
+both            put a line that has no newline before     only at the end of the file, or refuse: the two lines
+                others                                    would become one, or the file get a newline that
+                                                          nobody asked for
 patch           takes the lines of a removal away and     refuse that file, as git does: half of a removal is
                 keeps the file if others are in it        nothing that anybody asked for
 patch           makes a file where one is: adds the lines, refuse that file, as git does: it is somebody's
@@ -164,13 +165,19 @@ def _binary_files_differ(compared: Compared) -> bool:
 
 
 def _line_without_newline(compared: Compared) -> bool:
-    """A hunk that we refuse ends in a line without newline."""
+    """A hunk that ends in a line without newline: we refuse it, or put it at the end of its file as no tool does."""
     results = compared.ours.plan.results if compared.ours.plan else ()
     for patch_of_file, result in zip(parse(compared.text, compared.case.flavour.strip), results, strict=True):
         for hunk, became in zip(patch_of_file.hunks, result.hunks, strict=False):
             ends = [lines[-1] for lines in (hunk.old, hunk.new) if lines]
             if became.error and not all(line.endswith(b"\n") for line in ends):
                 return True
+            made = hunk.old if compared.case.reverse else hunk.new
+            if not became.error and made and not made[-1].endswith(b"\n"):
+                trees = (compared.tool.tree, compared.ours.tree)
+                theirs, ours = (tree.get(result.path, (0, b""))[1] for tree in trees)
+                if ours.endswith(made[-1]) and theirs and not theirs.endswith(made[-1]):
+                    return True
     return False
 
 

@@ -38,7 +38,12 @@ async def paged(
     Raises:
         OrchardError: the typed error of a call's status, behind the values of the pages before.
     """
-    coming = asyncio.ensure_future(transport.unary(method, request))
+
+    def fetch(token: str) -> asyncio.Future[Page]:
+        request.page_token = token
+        return asyncio.ensure_future(transport.unary(method, request))
+
+    coming = fetch("")
     try:
         while True:
             page: Any = await coming
@@ -46,16 +51,14 @@ async def paged(
             ahead = int(len(found) * _SEEN_SHARE)
             for place, message in enumerate(found):
                 if place == ahead and token:
-                    request.page_token, token = token, ""
-                    coming = asyncio.ensure_future(transport.unary(method, request))
+                    coming = fetch(token)
                 if place % _TURN == 0:
                     await asyncio.sleep(0)
                 yield value_of(message)
-            if token:  # of an empty page
-                request.page_token = token
-                coming = asyncio.ensure_future(transport.unary(method, request))
-            elif not page.next_page_token:
+            if not token:
                 return
+            if not found:
+                coming = fetch(token)
     finally:
         coming.cancel()
         await asyncio.gather(coming, return_exceptions=True)

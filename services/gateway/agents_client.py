@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -86,11 +87,12 @@ class Agents:
         if not version:
             # Of before agents told it with their health.
             stub: Any = agent_service_pb2_grpc.AgentServiceStub(agent.channel)
-            answer = await stub.GetAgent(
-                agent_service_pb2.GetAgentRequest(sandbox_id=agent.sandbox_id),
-                metadata=(self.metadata(agent),),
-                timeout=_VERSION_SECONDS,
-            )
+            with _kept(agent):
+                answer = await stub.GetAgent(
+                    agent_service_pb2.GetAgentRequest(sandbox_id=agent.sandbox_id),
+                    metadata=(self.metadata(agent),),
+                    timeout=_VERSION_SECONDS,
+                )
             version = answer.version
         if not works(version):
             raise FailedPreconditionError(
@@ -165,17 +167,28 @@ class Agents:
         """
         agent = self._of(seen)
         stub = agent_service_pb2_grpc.AgentServiceStub(agent.channel)
-        await stub.SetSecretEnv(
-            agent_service_pb2.SetSecretEnvRequest(sandbox_id=seen.sandbox_id, secret_env=env),
-            metadata=(self.metadata(agent),),
-            timeout=_SECRET_SECONDS,
-        )
+        with _kept(agent):
+            await stub.SetSecretEnv(
+                agent_service_pb2.SetSecretEnvRequest(sandbox_id=seen.sandbox_id, secret_env=env),
+                metadata=(self.metadata(agent),),
+                timeout=_SECRET_SECONDS,
+            )
 
     async def close(self) -> None:
         """Close every connection."""
         for agent in list(self._agents.values()):
             await agent.channel.close()
         self._agents.clear()
+
+
+@contextmanager
+def _kept(agent: Agent) -> Iterator[None]:
+    """Around a call of the gateway's own: the connection is not closed to make room for another, and nobody uses it."""
+    agent.open_calls += 1
+    try:
+        yield
+    finally:
+        agent.open_calls -= 1
 
 
 def _not_ready(seen: Observed) -> FailedPreconditionError | UnavailableError:

@@ -164,7 +164,9 @@ class SecretCourier:
             seen = await self._cache.wait(tenant, sandbox_id, started, self._look_seconds)
             if seen is None or seen.request_id != request_id:
                 # Still queued, or deleted before the runtime ever had it.
-                if await self._records.is_over(who, sandbox_id, request_id):
+                over = await self._records.is_over(who, sandbox_id, request_id)
+                # What was handed in meanwhile is of a create that came after this answer was given.
+                if over and self._held.get(key) in (held, None):
                     return False
             elif seen.state is State.READY:
                 held = self._held.get(key, held)

@@ -59,7 +59,7 @@ class Keys:
         self._unknown: OrderedDict[str, float] = OrderedDict()
         self._look_ups = asyncio.Semaphore(look_ups)
         self._looking_up = 0
-        # Grows with each revoke: what was read under an older number may have the key that was revoked.
+        # Grows with each change: what was read under an older number may have a revoked key, or lack a new one.
         self._generation = 0
 
     async def create(
@@ -76,6 +76,7 @@ class Keys:
         now = self._now()
         key = ApiKey(key_id, tenant, name, _hash(secret), roles, now, now + ttl if ttl else None, None, scopes)
         await self._store.add_key(key)
+        self._generation += 1
         self._remember(key)
         return key, f"{_PREFIX}_{key_id}_{secret}"
 
@@ -89,9 +90,14 @@ class Keys:
         Raises:
             NotFoundError: there is no such key.
         """
-        key = await self._store.revoke_key(key_id, self._now(), tenant)
-        self._generation += 1
-        self._known.pop(key_id, None)
+        try:
+            key = await self._store.revoke_key(key_id, self._now(), tenant)
+        finally:
+            # Also where the answer was lost: it may be revoked, and whoever shows it has it read again.
+            self._generation += 1
+            known = self._known.get(key_id)
+            if known is not None and tenant in ("", known[0].tenant):
+                del self._known[key_id]
         if key is None:
             raise NotFoundError(f"there is no key {key_id!r}", reason="KEY_NOT_FOUND", key_id=key_id)
         return key

@@ -60,6 +60,7 @@ class World(
         self.reports: asyncio.Queue[list[str]] = asyncio.Queue()
         self.refuse_reports = 0
         self.revision = 0
+        self.before_answer: Callable[[], None] = lambda: None
 
     async def WatchSandboxes(self, request, context):
         with self.hub.subscribe([(one.uid, one) for one in self.sandboxes.values()]) as changes:
@@ -76,7 +77,9 @@ class World(
 
     async def GetSandbox(self, request, context):
         self.asked.set()
-        if request.sandbox_id not in self.records:
+        found = request.sandbox_id in self.records
+        self.before_answer()
+        if not found:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no")
         return sandbox_service_pb2.GetSandboxResponse(sandbox=self.records[request.sandbox_id])
 
@@ -111,6 +114,8 @@ class AgentServer(agent_service_pb2_grpc.AgentServiceServicer, exec_service_pb2_
     def __init__(self) -> None:
         self.secrets: list[dict[str, str]] = []
         self.delivered = asyncio.Event()
+        self.takes = asyncio.Event()
+        self.takes.set()
         self.version = "0.1.0"
         self.asked = 0
 
@@ -121,6 +126,7 @@ class AgentServer(agent_service_pb2_grpc.AgentServiceServicer, exec_service_pb2_
     async def SetSecretEnv(self, request, context):
         self.secrets.append(dict(request.secret_env))
         self.delivered.set()
+        await self.takes.wait()
         return agent_service_pb2.SetSecretEnvResponse()
 
     async def StartExec(self, request, context):
@@ -273,6 +279,46 @@ async def test_the_secret_of_a_sandbox_that_ended_in_the_queue_is_let_go(tmp_pat
         else:
             world.records["x"] = record
         await gateway.until_nothing_is_held()
+
+
+async def test_a_secret_of_a_create_that_was_repeated_as_the_first_was_found_lost_is_kept(tmp_path: Path) -> None:
+    async with world_and_gateway(tmp_path) as (world, gateway, _server), agent_at(world, "u1") as agent:
+
+        def repeated() -> None:
+            # The scheduler has said that there is none, and is asked to make it before its answer is here.
+            world.before_answer = lambda: None
+            world.records["x"] = sandbox_pb2.Sandbox(request_id="r1", state=sandbox_pb2.SANDBOX_STATE_QUEUED)
+            gateway.courier.deliver_later(WHO, "x", "r1", {"S": "2"})
+
+        world.before_answer = repeated
+        gateway.courier.deliver_later(WHO, "x", "r1", {"S": "1"})
+        for _ in range(2):
+            world.asked.clear()
+            await asyncio.wait_for(world.asked.wait(), BACKSTOP)
+        world.tell("x", "u1", State.READY, "r1")
+        await asyncio.wait_for(agent.delivered.wait(), BACKSTOP)
+        assert agent.secrets == [{"S": "2"}]
+
+
+async def test_a_connection_over_which_a_secret_is_delivered_is_not_closed_to_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.agents_client._CHANNELS_KEPT", 1)
+    async with world_and_gateway(tmp_path) as (world, gateway, _server), agent_at(world, "u1") as agent:
+        world.tell("x", "u1", State.READY, "r1")
+        world.tell("y", "u2", State.READY, "r2")
+        await gateway.until_seen("y", "u2")
+        agent.takes.clear()
+        gateway.courier.deliver_later(WHO, "x", "r1", {"S": "1"})
+        await asyncio.wait_for(agent.delivered.wait(), BACKSTOP)
+        delivering = await gateway.agents.find("t", "x")
+        await gateway.agents.find("t", "y")
+        assert await gateway.agents.find("t", "x") is delivering
+        agent.takes.set()
+        await gateway.until(lambda: not gateway.courier.waiting)
+        assert gateway.courier.held == 1
+        # Nobody has used it.
+        assert gateway.agents.take_active() == []
 
 
 async def start_exec(folder: Path, sandbox_id: str) -> None:

@@ -64,6 +64,7 @@ class SlowStore(GatewayStore):
         self.hold = False
         self.was_read = asyncio.Event()
         self.go_on = asyncio.Event()
+        self.loses_answers = False
 
     async def working_keys(self, now):
         keys = await super().working_keys(now)
@@ -71,6 +72,12 @@ class SlowStore(GatewayStore):
             self.was_read.set()
             await self.go_on.wait()
         return keys
+
+    async def revoke_key(self, key_id, now, tenant=""):
+        key = await super().revoke_key(key_id, now, tenant)
+        if self.loses_answers:
+            raise UnavailableError("the connection broke as it was committed")
+        return key
 
 
 def bearer(secret: str) -> dict[str, str]:
@@ -135,6 +142,39 @@ class TestKeys:
         with pytest.raises(UnauthenticatedError):
             await keys.authenticate(USER_METHOD, bearer(secret))
         await slow.close()
+
+    async def test_keys_that_were_read_before_a_key_was_made_do_not_take_it_away(self, database: str) -> None:
+        slow = SlowStore(connect(database))
+        keys = Keys(slow, Health())
+        slow.hold = True
+        refresh = asyncio.ensure_future(keys.refresh())
+        await asyncio.wait_for(slow.was_read.wait(), BACKSTOP)
+        _key, secret = await keys.create("acme", "", frozenset({"user"}), None)
+        slow.hold = False
+        slow.go_on.set()
+        await asyncio.wait_for(refresh, BACKSTOP)
+        async with held_up(database, "gateway.api_keys"):
+            # Known keys go on working whatever becomes of the database.
+            assert await asyncio.wait_for(keys.authenticate(USER_METHOD, bearer(secret)), BACKSTOP)
+        await slow.close()
+
+    @pytest.mark.parametrize(("whose", "stops"), [("", True), ("acme", True), ("other", False)])
+    async def test_a_revoke_whose_answer_was_lost_stops_the_key_at_once_too(
+        self, database: str, whose: str, stops: bool
+    ) -> None:
+        losing = SlowStore(connect(database))
+        keys = Keys(losing, Health())
+        key, secret = await keys.create("acme", "", frozenset({"user"}), None)
+        losing.loses_answers = True
+        with pytest.raises(UnavailableError):
+            await keys.revoke(key.key_id, whose)
+        if stops:
+            with pytest.raises(UnauthenticatedError):
+                await keys.authenticate(USER_METHOD, bearer(secret))
+        else:
+            async with held_up(database, "gateway.api_keys"):
+                assert await asyncio.wait_for(keys.authenticate(USER_METHOD, bearer(secret)), BACKSTOP)
+        await losing.close()
 
     async def test_a_token_with_an_impossible_time_is_named(self, store: GatewayStore) -> None:
         request = key_service_pb2.ListKeysRequest(page_token=encode_token((10**30, "x")))

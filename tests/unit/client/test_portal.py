@@ -12,7 +12,7 @@ import linecache
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,30 +24,37 @@ from orchard._client.portal import Portal
 WATCHED = {Path(subject.__file__).name, Path(threading.__file__).name}
 
 
-def interrupted(line: int, call: Callable[[], object]) -> bool:
-    """Call it with Ctrl-C before the line-th line that runs in this thread; False: it had fewer lines."""
+def happened(line: int, what: Callable[[], object], call: Callable[[], object]) -> bool:
+    """Call it with something happening before the line-th line that runs in this thread; False: it had fewer lines."""
     lines = itertools.count()
-    sent = False
+    has_happened = False
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal sent
+        nonlocal has_happened
         if Path(frame.f_code.co_filename).name not in WATCHED:
             return None
         # Tracing stops between the body of `with` and its end, and at `try`: Python looks for signals at neither.
         text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
         if event == "line" and not text.startswith(("with ", "try:")) and next(lines) == line:
-            sent = True
-            signal.raise_signal(signal.SIGINT)
+            has_happened = True
+            what()
         return trace
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         sys.settrace(trace)
         call()
     finally:
         sys.settrace(None)
+    return has_happened
+
+
+def interrupted(line: int, call: Callable[[], object]) -> bool:
+    """Call it with Ctrl-C before the line-th line."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return happened(line, functools.partial(signal.raise_signal, signal.SIGINT), call)
+    finally:
         signal.signal(signal.SIGINT, before)
-    return sent
 
 
 # Interrupted before its thread starts, a loop is left to the collector.
@@ -115,6 +122,75 @@ def test_threads_that_stop_it_and_threads_that_go_on() -> None:
         thread.join(100)
     assert not any(thread.is_alive() for thread in threads)
     assert failures == []
+    portal.stop()
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["a call", "the first call"])
+def test_a_loop_that_is_stopped_at_any_line_of_a_call_ends_the_call(*, first: bool) -> None:
+    """As by another thread, which can stop nothing while the lock is held."""
+    portal = Portal()
+
+    def stop() -> None:
+        if not portal._start_lock.locked():
+            portal.stop()
+
+    ended: list[object] = []
+    goes_on: list[bool] = []
+
+    def call() -> None:
+        try:
+            ended.append(portal.run(asyncio.sleep(0, "done")))
+        except concurrent.futures.CancelledError as error:
+            ended.append(error)
+
+    def call_and_stop(line: int) -> None:
+        goes_on.append(happened(line, stop, call))
+
+    for line in itertools.count():
+        if first:
+            portal.stop()
+        else:
+            portal.run(asyncio.sleep(0))
+        # A thread of its own: one that waits for ever is not to hold the test.
+        thread = threading.Thread(target=call_and_stop, args=(line,), daemon=True)
+        thread.start()
+        thread.join(60)
+        assert len(ended) == line + 1, f"it waits for ever when stopped at line {line}"
+        if not goes_on[-1]:
+            break
+    assert line > 10
+    portal.stop()
+
+
+async def numbers(closed: threading.Event) -> AsyncIterator[int]:
+    try:
+        for number in itertools.count():
+            yield number
+    finally:
+        closed.set()
+
+
+def test_an_iteration_that_is_left_after_the_end_starts_nothing() -> None:
+    portal, closed = Portal(), threading.Event()
+    items = portal.iterate(numbers(closed))
+    assert next(items) == 0
+    portal.stop()
+    assert closed.is_set()
+    del items
+    assert portal._loop is None
+
+
+def test_an_iteration_that_the_loops_own_thread_throws_away_is_closed() -> None:
+    """As where the collector runs there."""
+    portal, closed = Portal(), threading.Event()
+    held = [portal.iterate(numbers(closed))]
+    assert next(held[0]) == 0
+
+    async def throw_away() -> None:
+        held.clear()
+
+    portal.run(throw_away())
+    assert closed.wait(110)
     portal.stop()
 
 

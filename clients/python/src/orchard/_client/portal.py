@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from contextlib import suppress
 from typing import Any, Final, TypeVar, cast
 
 from orchard._client.runtime import leak
@@ -20,6 +21,8 @@ _CLEANUP_SECONDS: Final = 20.0
 # A signal that comes just before the main thread blocks is seen only when it wakes up again.
 _SIGNAL_SECONDS: Final = 0.5
 _END: Final = object()
+# In a forked child two threads may be the first to call.
+_FORKED: Final = threading.Lock()
 
 
 class Portal:
@@ -35,26 +38,40 @@ class Portal:
         self._alive = threading.Lock()
         self._pid = os.getpid()
 
-    def _running(self) -> asyncio.AbstractEventLoop:
-        if self._pid != os.getpid():
-            # The thread did not come along into the child; the lock may have been held by it. The loop is leaked, since
-            # destroying its calls would run gRPC's inherited core.
-            leak(self._loop)
-            self._start_lock, self._loop, self._thread_id, self._pid = threading.Lock(), None, 0, os.getpid()
+    def _hand_over(self, job: _Job) -> None:
+        """Put a job on the loop, which is started if there is none."""
+        self._leave_the_parents_loop()
+        # Within the lock: behind the `stop` of another thread the loop would end without the job.
         with self._start_lock:
             if self._loop is None:
-                loop, alive = asyncio.new_event_loop(), threading.Lock()
-                alive.acquire()
-                try:
-                    # Not threading.Thread, whose start waits for an event: see _Job.
-                    self._thread_id = _thread.start_new_thread(_run, (loop, alive))
-                    self._loop, self._alive = loop, alive
-                except BaseException:
-                    # Ctrl-C, perhaps after it was started.
-                    loop.call_soon_threadsafe(loop.stop)
-                    raise
-                weakref.finalize(self, _stop, loop, os.getpid()).atexit = False
-            return self._loop
+                self._start()
+            if self._loop is not None:
+                job.loop = self._loop
+                self._loop.call_soon_threadsafe(job.start)
+
+    def _leave_the_parents_loop(self) -> None:
+        if self._pid == os.getpid():
+            return
+        with _FORKED:
+            if self._pid != os.getpid():
+                # The thread did not come along into the child; the lock may have been held by it. The loop is leaked,
+                # since destroying its calls would run gRPC's inherited core.
+                leak(self._loop)
+                self._start_lock, self._loop, self._thread_id = threading.Lock(), None, 0
+                self._pid = os.getpid()
+
+    def _start(self) -> None:
+        loop, alive = asyncio.new_event_loop(), threading.Lock()
+        alive.acquire()
+        try:
+            # Not threading.Thread, whose start waits for an event: see _Job.
+            self._thread_id = _thread.start_new_thread(_run, (loop, alive))
+            self._loop, self._alive = loop, alive
+        except BaseException:
+            # Ctrl-C, perhaps after it was started.
+            loop.call_soon_threadsafe(loop.stop)
+            raise
+        weakref.finalize(self, _stop, loop, os.getpid()).atexit = False
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end. If the wait is interrupted (Ctrl-C), it is cancelled and has finished its
@@ -62,31 +79,40 @@ class Portal:
 
         Raises:
             RuntimeError: called from the loop's own thread, where it would wait for itself.
+            concurrent.futures.CancelledError: another thread has stopped the loop.
         """
-        loop = self._running()
-        if threading.get_ident() == self._thread_id:
+        if self._is_own_thread():
             work.close()
             raise RuntimeError("the synchronous client cannot be used from its own callbacks")
         job = _Job(work)
         slice_seconds = _SIGNAL_SECONDS if threading.current_thread() is threading.main_thread() else None
         try:
             # Within the try: Ctrl-C may come as soon as the job is on its way.
-            loop.call_soon_threadsafe(job.start)
+            self._hand_over(job)
             while not job.wait(slice_seconds):
                 pass
         except BaseException:
-            loop.call_soon_threadsafe(job.cancel)
-            job.wait(_CLEANUP_SECONDS)
+            if job.loop is not None:
+                with suppress(RuntimeError):  # it is closed, and the job has ended with it
+                    job.loop.call_soon_threadsafe(job.cancel)
+                job.wait(_CLEANUP_SECONDS)
             raise
         return cast("T", job.result())
 
+    def _is_own_thread(self) -> bool:
+        return self._pid == os.getpid() and threading.get_ident() == self._thread_id
+
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
         """The items of an async iterator, which is closed when the iteration is left."""
+        loop: asyncio.AbstractEventLoop | None = None
         try:
             while (item := self.run(_step(items))) is not _END:
+                loop = self._loop
                 yield cast("T", item)
         finally:
-            if isinstance(items, AsyncGenerator):
+            # A loop that has ended has closed it, and one whose own thread throws it away does so now.
+            is_there = self._loop is not None and loop in (None, self._loop) and self._pid == os.getpid()
+            if isinstance(items, AsyncGenerator) and is_there and not self._is_own_thread():
                 self.run(items.aclose())
 
     def stop(self) -> None:
@@ -112,6 +138,8 @@ class _Job:
 
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
         self._work = work
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """Which has it, or is about to get it."""
         self._task: asyncio.Task[Any] | None = None
         self._closed = threading.Lock()
         self._closed.acquire()

@@ -110,6 +110,12 @@ class InFlight:
             if not limit.expired():
                 limit.reschedule(now)
 
+    def bound(self, limit: asyncio.Timeout) -> None:
+        """Note the limit of a call that has one answer; it is over at once where the server waits no longer."""
+        self.limits.add(limit)
+        if self.given_up:
+            limit.reschedule(asyncio.get_running_loop().time())
+
     def add(self) -> asyncio.Task[Any] | None:
         """Note the current task."""
         task = asyncio.current_task()
@@ -209,13 +215,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             status = "OK"
             upload = None
             try:
-                await self._authenticate(call, metadata)
-                _raise_if_unreadable(request)
                 async with asyncio.timeout(self._idle_seconds if streamed else _limit(context)) as limit:
-                    if streamed:
-                        request = upload = Upload(request, limit, self._idle_seconds, self.in_flight)
-                    self.in_flight.limits.add(limit)
+                    self.in_flight.bound(limit)
                     try:
+                        await self._admit(call, metadata, request)
+                        if streamed:
+                            request = upload = Upload(request, limit, self._idle_seconds, self.in_flight)
                         return await inner(request, context)
                     finally:
                         self.in_flight.limits.discard(limit)
@@ -243,8 +248,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             status = "OK"
             responses = dialogue = None
             try:
-                await self._authenticate(call, metadata)
-                _raise_if_unreadable(request)
+                await self._admit(call, metadata, request)
                 if streamed:
                     request = dialogue = Dialogue(request, self._idle_seconds)
                 responses = inner(request, context)
@@ -277,10 +281,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         logs.call_fields.set(fields)
         return call, time.perf_counter()
 
-    async def _authenticate(self, call: Call, metadata: Metadata) -> None:
+    async def _admit(self, call: Call, metadata: Metadata, request: Any) -> None:
         if self._authenticator is not None:
             call.principal = await self._authenticator.authenticate(call.method, metadata)
             call.authenticated = True
+        if isinstance(request, OrchardError):  # see _reader
+            raise request
 
     async def _fail(self, error: BaseException, call: Call, context: Context) -> NoReturn:
         """Turn any exception into the call's status."""
@@ -344,11 +350,6 @@ def _reader(read: Callable[[bytes], Any] | None, *, streamed: bool) -> Callable[
             return error
 
     return request_of
-
-
-def _raise_if_unreadable(request: Any) -> None:
-    if isinstance(request, OrchardError):
-        raise request
 
 
 def _limit(context: Context) -> float | None:

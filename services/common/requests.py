@@ -46,6 +46,7 @@ class Upload(AsyncIterator[Any]):
         self._loop = asyncio.get_running_loop()
         self.ended = False
         """Whether the client has sent everything."""
+        self._extend(idle_seconds)
 
     async def __anext__(self) -> Any:
         try:

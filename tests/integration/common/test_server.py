@@ -222,6 +222,39 @@ async def test_stopping_tells_what_it_cannot_wait_for_and_waits_for_the_clean_up
         assert (error.code(), info(error).reason) == (grpc.StatusCode.UNAVAILABLE, "SERVER_STOPPING")
 
 
+class SlowDoorman:
+    """Looks for a key that nobody can find just now."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.answers = asyncio.Event()
+
+    async def authenticate(self, method: str, metadata) -> Principal | None:
+        self.asked.set()
+        await self.answers.wait()
+        return None
+
+
+async def test_stopping_tells_calls_whose_key_is_still_looked_for() -> None:
+    doorman = SlowDoorman()
+    async with serving(doorman) as (_handlers, channel, server, _port):
+        call = channel.unary_unary("/x/fine")(b"")
+        await asyncio.wait_for(doorman.asked.wait(), 110)
+        await server.stop()
+        error = await failing(call)
+        assert (error.code(), info(error).reason) == (grpc.StatusCode.UNAVAILABLE, "SERVER_STOPPING")
+
+
+async def test_a_limit_that_begins_after_the_calls_were_given_up_is_over() -> None:
+    in_flight = CallInterceptor(authenticator=None).in_flight
+    in_flight.give_up()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(110), asyncio.timeout(None) as limit:
+            in_flight.bound(limit)
+            await asyncio.Event().wait()
+    assert limit.expired()
+
+
 async def test_a_port_in_use_is_an_error_that_names_it() -> None:
     async with serving() as (_handlers, _channel, _server, port):
         other = Server(interceptor=CallInterceptor(authenticator=None), health=Health(), service_names=["x"])

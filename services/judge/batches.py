@@ -55,24 +55,23 @@ class Batches:
 
     async def run(
         self, tenant: str, batch_id: str, budget: Amount, requests: AsyncIterator[Given]
-    ) -> AsyncGenerator[BatchItem | Batch, None]:
-        """Judge a batch, or go on with it; see JudgeService.JudgeBatch."""
+    ) -> AsyncGenerator[Sequence[BatchItem] | Batch, None]:
+        """Judge a batch, or go on with it; see JudgeService.JudgeBatch. Verdicts of one moment come together."""
         await self._store.begin_batch(tenant, batch_id, self._clock())
         told: set[str] = set()
         after = ""
         while page := await self._store.items(tenant, batch_id, after, _PAGE):
-            for item in page:
-                # What an outage left out is not settled: it is judged again when it is sent.
-                if not item.again:
-                    told.add(item.item_id)
-                    yield item
+            # What an outage left out is not settled: it is judged again when it is sent.
+            if settled := [item for item in page if not item.again]:
+                told.update(item.item_id for item in settled)
+                yield settled
             after = page[-1].item_id
         before = await self.get(tenant, batch_id)
         yield before
         run = _Run(self, tenant, batch_id, Meter(budget, Amount(before.usage.tokens, before.usage.cost_usd)), told)
         async with aclosing(run.verdicts(requests)) as verdicts:
-            async for item in verdicts:
-                yield item
+            async for items in verdicts:
+                yield items
         if run.meter.exhausted:
             await self._store.exhausted(tenant, batch_id)
         yield await self.get(tenant, batch_id)
@@ -98,19 +97,35 @@ class _Run:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._done: asyncio.Queue[BatchItem | BaseException | None] = asyncio.Queue()
 
-    async def verdicts(self, requests: AsyncIterator[Given]) -> AsyncGenerator[BatchItem, None]:
+    async def verdicts(self, requests: AsyncIterator[Given]) -> AsyncGenerator[Sequence[BatchItem], None]:
         """Verdicts of what comes in, as they are reached."""
         name = f"batch {self._batch_id}"
         async with AsyncExitStack() as stack:
             reader = asyncio.create_task(self._read(requests), name=name)
             stack.push_async_callback(_ended, reader)
-            while (result := await self._done.get()) is not None:
-                if isinstance(result, BaseException):
-                    raise result
-                if result.item_id not in self._told:
-                    self._told.add(result.item_id)
-                    yield result
-                self._slots.release()
+            while True:
+                results = [await self._done.get()]
+                while not self._done.empty():
+                    results.append(self._done.get_nowait())
+                reached = [result for result in results if isinstance(result, BatchItem)]
+                if news := self._news(reached):
+                    yield news
+                for _ in reached:
+                    self._slots.release()
+                for result in results:
+                    if isinstance(result, BaseException):
+                        raise result
+                if None in results:
+                    return
+
+    def _news(self, reached: Sequence[BatchItem]) -> Sequence[BatchItem]:
+        """Those that were not told before; of an item that came twice, the first."""
+        news = []
+        for item in reached:
+            if item.item_id not in self._told:
+                self._told.add(item.item_id)
+                news.append(item)
+        return news
 
     async def _read(self, requests: AsyncIterator[Given]) -> None:
         judging: set[asyncio.Task[None]] = set()

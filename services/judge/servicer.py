@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, date, datetime
-from functools import partial
 from typing import Any, Final, TypeVar
 
 from orchard.judge.v1 import judge_service_pb2 as pb
@@ -16,16 +15,15 @@ from services.common.auth import principal
 from services.common.errors import InvalidArgumentError, ResourceExhaustedError, UnavailableError
 from services.common.pages import decode_token, encode_token
 from services.common.validation import Fields
+from services.judge import servicer_batches as batches
 from services.judge import servicer_values as values
-from services.judge.backends.limits import Amount
-from services.judge.batches import Batches, Given
+from services.judge.batches import Batches
 from services.judge.held import Held, Share
 from services.judge.journal import Answers
 from services.judge.rubric_shelf import RubricShelf
 from services.judge.service import Judging
-from services.judge.servicer_intake import Intake, budget_of
+from services.judge.servicer_intake import Intake
 from services.judge.store.calls import CallStore
-from services.judge.store.verdicts import Batch, BatchItem
 
 _CHUNK_BYTES: Final = 64 << 10
 _MOST_LABELS: Final = 10_000
@@ -76,8 +74,10 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
                         raise InvalidArgumentError.of("judgement", "must be the first message")
                     request_id = _request_id(message)
                     intake = Intake(message.judgement)
+                    for steps in message.first_steps:
+                        intake.steps(steps)
                 else:
-                    _piece(intake, part, message)
+                    intake.piece(part, message)
             if intake is None:
                 raise InvalidArgumentError.of("judgement", "the stream ended before its first message")
             if more:  # a caller that is gone reads as the end of its messages before it reads as gone
@@ -95,11 +95,13 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
         tenant = principal().tenant
         async with self._room() as share:
             requests = aiter(request_iterator)
-            start = _batch_start(await anext(requests, None))
-            run = self._batches.run(tenant, start.batch_id, _budget(start), _items(requests, share))
+            start = batches.start_of(await anext(requests, None))
+            given = batches.items(requests, share)
+            run = self._batches.run(tenant, start.batch_id, batches.budget_of_start(start), given)
             async with aclosing(run), aclosing(self._until_stop(run)) as results:
                 async for result in results:
-                    yield _batch_response(result)
+                    for response in batches.responses(result, several=start.several):
+                        yield response
 
     async def GetVerdict(self, request: pb.GetVerdictRequest, context: Any) -> pb.GetVerdictResponse:  # noqa: ARG002, N802
         """See judge_service.proto."""
@@ -116,7 +118,7 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
         items = await self._batches.items(tenant, request.batch_id, _after(request.page_token), size)
         return pb.GetBatchResponse(
             progress=values.progress_message(found),
-            items=map(_item, items),
+            items=map(values.item_message, items),
             next_page_token=encode_token((items[-1].item_id,)) if len(items) == size else "",
         )
 
@@ -230,65 +232,6 @@ def _request_id(message: pb.JudgeRequest) -> str:
         values.check_id(fields, "request_id", message.request_id)
         fields.done()
     return message.request_id
-
-
-def _piece(intake: Intake, part: str | None, message: Any) -> None:
-    if part == "steps":
-        intake.steps(message.steps)
-    elif part == "image":
-        intake.image(message.image)
-    else:
-        raise InvalidArgumentError.of("part", "must be steps or an image after the first message")
-
-
-def _batch_start(message: pb.JudgeBatchRequest | None) -> pb.BatchStart:
-    if message is None or message.WhichOneof("part") != "start":
-        raise InvalidArgumentError.of("start", "must be the first message")
-    fields = Fields()
-    values.check_id(fields, "start.batch_id", message.start.batch_id)
-    fields.done()
-    return message.start
-
-
-def _budget(start: pb.BatchStart) -> Amount:
-    fields = Fields()
-    budget = budget_of(fields, "start.budget", start.budget)
-    fields.done()
-    return budget
-
-
-async def _items(requests: AsyncIterator[pb.JudgeBatchRequest], share: Share) -> AsyncIterator[Given]:
-    """Whole items, as they come in."""
-    item_id, intake, size = "", None, 0
-    async for message in requests:
-        part = message.WhichOneof("part")
-        await share.take(message.ByteSize())
-        size += message.ByteSize()
-        if part == "item" and intake is None:
-            fields = Fields()
-            values.check_id(fields, "item.item_id", message.item.item_id)
-            fields.done()
-            item_id, intake = message.item.item_id, Intake(message.item.judgement)
-        elif intake is None:
-            raise InvalidArgumentError.of("item", "must begin each item")
-        elif part == "end":
-            share.whole(size)
-            yield Given(item_id, intake.request(), partial(share.judged, size))
-            intake, size = None, 0
-        else:
-            _piece(intake, part, message)
-    if intake is not None:
-        raise InvalidArgumentError.of("end", f"the stream ended within item {item_id!r}")
-
-
-def _batch_response(result: BatchItem | Batch) -> pb.JudgeBatchResponse:
-    if isinstance(result, Batch):
-        return pb.JudgeBatchResponse(progress=values.progress_message(result))
-    return pb.JudgeBatchResponse(verdict=_item(result))
-
-
-def _item(item: BatchItem) -> pb.ItemVerdict:
-    return pb.ItemVerdict(item_id=item.item_id, verdict=values.verdict_message(item.verdict))
 
 
 def _after(token: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from typing import Final
+from typing import Any, Final
 
 from orchard.judge.v1 import judge_pb2, judge_service_pb2
 from orchard.trajectory.v1 import trajectory_pb2
@@ -87,6 +87,15 @@ class Intake:
         self._image_bytes += len(message.data)
         if len(image) > _MOST_IMAGE_BYTES or self._image_bytes > _MOST_IMAGES_BYTES:
             raise InvalidArgumentError.of("image.data", "an image has at most 8 MiB, all together have 32 MiB")
+
+    def piece(self, part: str | None, message: Any) -> None:
+        """What a message that is not the first has of it."""
+        if part == "steps":
+            self.steps(message.steps)
+        elif part == "image":
+            self.image(message.image)
+        else:
+            raise InvalidArgumentError.of("part", "must be steps or an image after the first message")
 
     def request(self) -> Request:
         """The whole, once nothing more comes.

@@ -16,7 +16,7 @@ from services.judge.codec import state_of
 from services.judge.model import Provenance, Reading, Usage, Verdict, Vote
 from services.judge.rubrics import Criterion, Rubric
 from services.judge.store.rubrics import StoredRubric
-from services.judge.store.verdicts import Batch
+from services.judge.store.verdicts import Batch, BatchItem
 from services.judge.texts import plain
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
@@ -92,6 +92,11 @@ def rubric_message(stored: StoredRubric) -> judge_pb2.Rubric:
         used=stored.used,
         create_time=None if stored.create_time is None else _timestamp(stored.create_time),
     )
+
+
+def item_message(item: BatchItem) -> judge_service_pb2.ItemVerdict:
+    """An item that has its verdict."""
+    return judge_service_pb2.ItemVerdict(item_id=item.item_id, verdict=verdict_message(item.verdict))
 
 
 def progress_message(batch: Batch) -> judge_service_pb2.BatchProgress:

@@ -172,9 +172,10 @@ class Calls:
             async for response in call:
                 if response.HasField("progress"):
                     progress.append(response.progress)
-                else:
-                    assert response.verdict.item_id not in verdicts
-                    verdicts[response.verdict.item_id] = response.verdict.verdict
+                    continue
+                for item in response.verdicts.verdicts if response.HasField("verdicts") else (response.verdict,):
+                    assert item.item_id not in verdicts
+                    verdicts[item.item_id] = item.verdict
         return verdicts, progress
 
 

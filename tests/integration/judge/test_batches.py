@@ -1,18 +1,32 @@
-"""A batch holds as many items as it judges, however long it is and however slowly its verdicts are read."""
+"""A batch holds as many items as it judges, however long it is, however slowly its verdicts are read, and in whatever
+messages its items come.
+"""
 
 import asyncio
+import base64
+import hashlib
+import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
+import grpc
+import pytest
+from orchard.judge.v1 import judge_service_pb2 as pb
+from orchard.trajectory.v1 import trajectory_pb2
+
+from services.common.peer_status import peer_status
 from services.judge.backends.limits import Amount
 from services.judge.backends.settings import JudgeSettings
 from services.judge.batches import Given
 from services.judge.model import Kind, Role, Step, Task
 from services.judge.requests import Request
-from services.judge.store.verdicts import BatchItem
+from services.judge.store.verdicts import Batch
+from tests.integration.judge.conftest import STEPS, Calls, judgement, pieces, step
 from tests.integration.judge.test_repeats import batches_of
 from tests.support.judge_server import JudgeServer
+from tests.support.wire import fields_of
 
 AT_ONCE = 64
 """Items of a batch that are judged or whose verdict waits for the reader."""
@@ -47,9 +61,102 @@ async def test_a_batch_takes_in_no_more_than_it_judges(database: str, tmp_path: 
         # All of them wait for the model: of the others one at most was taken in, and waits for its turn.
         assert taken <= AT_ONCE + 1
         server.go_on.set()
-        item = await asyncio.wait_for(reading, 110)
-        while isinstance(item, BatchItem):
-            read += 1
+        found = await asyncio.wait_for(reading, 110)
+        while not isinstance(found, Batch):
+            read += len(found)
             assert taken - read <= AT_ONCE
-            item = await asyncio.wait_for(anext(results), 110)
+            found = await asyncio.wait_for(anext(results), 110)
     assert (read, taken, dropped, len(server.requests)) == (count, count, count, count)
+
+
+def whole(item_id: str, *, attempts: int = 1, **fields: Any) -> pb.WholeItem:
+    steps = [pb.AttemptSteps(attempt=number, steps=STEPS) for number in range(attempts)]
+    return pb.WholeItem(item_id=item_id, judgement=judgement(**fields), steps=steps)
+
+
+async def ended(calls: Calls, *parts: dict[str, Any], several: bool = True) -> list[pb.JudgeBatchResponse]:
+    async def requests() -> AsyncIterator[pb.JudgeBatchRequest]:
+        yield pb.JudgeBatchRequest(start=pb.BatchStart(batch_id="b", several=several))
+        for part in parts:
+            yield pb.JudgeBatchRequest(**part)
+
+    call = calls.JudgeBatch(requests())
+    with peer_status(call):
+        return [response async for response in call]
+
+
+async def test_whole_items_are_judged_as_those_in_pieces(calls: Calls, server: JudgeServer) -> None:
+    whole_ones = [whole("a", instruction="a"), whole("b", kind="PAIRWISE", attempts=2)]
+    in_pieces = [{"item": pb.ItemStart(item_id="c", judgement=judgement(instruction="c"))}]
+    in_pieces += [*pieces((STEPS,), {}), {"end": pb.ItemEnd()}]
+    last = {"items": pb.WholeItems(items=[whole("d", instruction="d")])}
+    found = await ended(calls, {"items": pb.WholeItems(items=whole_ones)}, *in_pieces, last)
+    assert not any(response.HasField("verdict") for response in found)
+    told = [item for response in found for item in response.verdicts.verdicts]
+    assert sorted(item.item_id for item in told) == ["a", "b", "c", "d"]
+    ended_with = found[-1].progress
+    # A judge that always prefers the first one, as here, decides nothing between two.
+    assert (ended_with.scored, ended_with.excluded + ended_with.abstained) == (3, 1)
+    asked = len(server.requests)
+    # In the other form they are the same items, and their verdicts come as before where nobody asked for several.
+    again = [{"item": pb.ItemStart(item_id="a", judgement=judgement(instruction="a"))}]
+    again += [*pieces((STEPS,), {}), {"end": pb.ItemEnd()}]
+    found = await ended(calls, *again, several=False)
+    assert [response.verdict.item_id for response in found[:4]] == ["a", "b", "c", "d"]
+    assert {one.verdict.item_id: one.verdict.verdict.verdict_id for one in found[:4]} == {
+        item.item_id: item.verdict.verdict_id for item in told
+    }
+    assert len(server.requests) == asked
+
+
+async def test_images_of_a_whole_item_are_shown(calls: Calls, server: JudgeServer) -> None:
+    data = b"picture of the end"
+    sha256 = hashlib.sha256(data).hexdigest()
+    blob = {"blob": {"sha256": sha256, "media_type": "image/png", "size": len(data)}}
+    steps = pb.AttemptSteps(steps=[step(0, "Do it.", trajectory_pb2.ROLE_USER), step(1, content=[blob])])
+    images = [pb.ImageChunk(sha256=sha256, media_type="image/png", data=part) for part in (data[:7], data[7:])]
+    item = pb.WholeItem(item_id="a", judgement=judgement(kind="GUI_SUCCESS"), steps=[steps], images=images)
+    found = await ended(calls, {"items": pb.WholeItems(items=[item])})
+    (told,) = (item for response in found for item in response.verdicts.verdicts)
+    assert list(told.verdict.provenance.image_hashes) == [sha256]
+    assert base64.b64encode(data).decode() in json.dumps(server.requests[-1])
+
+
+@pytest.mark.parametrize(
+    ("parts", "field"),
+    [
+        ([{"items": pb.WholeItems()}], "items"),
+        ([{"items": pb.WholeItems(items=[whole("")])}], "items.item_id"),
+        ([{"items": pb.WholeItems(items=[pb.WholeItem(item_id="a", judgement=judgement())])}], "steps"),
+        ([{"items": pb.WholeItems(items=[whole("a", attempts=2)])}], "steps.attempt"),
+        ([{"items": pb.WholeItems(items=[whole("a", instruction="")])}], "judgement.instruction"),
+        (
+            [
+                {"item": pb.ItemStart(item_id="a", judgement=judgement())},
+                {"items": pb.WholeItems(items=[whole("b")])},
+            ],
+            "part",
+        ),
+    ],
+)
+async def test_items_that_are_not_whole_are_refused(
+    calls: Calls, server: JudgeServer, parts: list[dict[str, Any]], field: str
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await ended(calls, *parts)
+    assert (raised.value.code(), fields_of(raised.value)) == (grpc.StatusCode.INVALID_ARGUMENT, [field])
+    assert server.requests == []
+
+
+async def test_first_steps_come_before_those_of_other_messages(calls: Calls, server: JudgeServer) -> None:
+    first = pb.JudgeRequest(judgement=judgement(), first_steps=[pb.AttemptSteps(steps=STEPS)], more=True)
+    rest = pb.JudgeRequest(steps=pb.AttemptSteps(steps=[step(2, "And more.")]))
+
+    async def requests(*messages: pb.JudgeRequest) -> AsyncIterator[pb.JudgeRequest]:
+        for message in messages:
+            yield message
+
+    together = (await calls.Judge(requests(first, rest))).verdict
+    in_pieces = await calls.judge([*STEPS, step(2, "And more.")])
+    assert (in_pieces.verdict_id, in_pieces.cached) == (together.verdict_id, True)
+    assert len(server.requests) == 1

@@ -38,7 +38,7 @@ from services.judge.store.rubrics import RubricStore
 from services.judge.store.tables import SCHEMA
 from services.judge.store.texts import TextStore
 from services.judge.store.turns import Turns
-from services.judge.store.verdicts import BatchItem, VerdictStore
+from services.judge.store.verdicts import Batch, BatchItem, VerdictStore
 from tests.integration.judge.conftest import STEPS, Calls, judgement, pieces, step
 from tests.integration.judge.test_service import ABSTAINED, EXCLUDED, SCORED, fails
 from tests.support.judge_server import JudgeServer
@@ -235,7 +235,7 @@ async def run(batches: Batches, tenant: str, instruction: str) -> list[BatchItem
         yield Given("one", Request(Kind.OUTCOME, Task(instruction), (steps,), {}), lambda: None)
 
     found = [result async for result in batches.run(tenant, "b", Amount(), given())]
-    return [result for result in found if isinstance(result, BatchItem)]
+    return [item for result in found if not isinstance(result, Batch) for item in result]
 
 
 async def test_a_batch_goes_on_after_an_upgrade(database: str, tmp_path: Path) -> None:

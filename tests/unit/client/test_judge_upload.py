@@ -7,10 +7,13 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
-from orchard import InvalidArgument, Judgement
+from orchard import Body, InvalidArgument, Judgement, Step
 from orchard._client.judge.client import AsyncJudge
+from orchard._client.judge.messages import of_items
 from orchard._client.transport import Transport
 from orchard.judge.v1 import judge_service_pb2 as pb
+
+_SHORT: Any = {"role": "user", "content": "short"}
 
 
 class Taken:
@@ -45,12 +48,54 @@ def _messages(count: int) -> list[dict[str, Any]]:
     return [{"role": "user", "content": "x" * 400_000} for _ in range(count)]
 
 
+def _indices(*pieces: pb.AttemptSteps) -> list[int]:
+    return [step.index for piece in pieces for step in piece.steps]
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 async def test_every_message_but_the_last_says_that_another_follows(count: int) -> None:
     taken = Taken()
     await _judge(taken).run(Judgement("outcome", "Do it.", _messages(count)))
-    assert [message.WhichOneof("part") for message in taken.messages] == ["judgement"] + ["steps"] * count
-    assert [message.more for message in taken.messages] == [True] * count + [False]
+    parts = [message.WhichOneof("part") for message in taken.messages]
+    assert parts == ["judgement"] + ["steps"] * (count - 1)
+    assert [message.more for message in taken.messages] == [True] * (count - 1) + [False]
+    assert _indices(*(steps for one in taken.messages for steps in (*one.first_steps, one.steps))) == [*range(count)]
+
+
+async def test_both_attempts_fit_into_one_message() -> None:
+    taken = Taken()
+    await _judge(taken).run(Judgement("pairwise", "Do it.", [_SHORT], [_SHORT] * 2))
+    (message,) = taken.messages
+    assert [(steps.attempt, len(steps.steps)) for steps in message.first_steps] == [(0, 1), (1, 2)]
+
+
+def test_small_items_go_together_and_a_large_one_in_pieces_in_their_order() -> None:
+    small, large = Judgement("outcome", "Do it.", [_SHORT]), Judgement("outcome", "", _messages(3))
+    found = list(of_items([("a", small), ("b", small), ("c", large), ("d", small)]))
+    assert [message.WhichOneof("part") for message in found] == [
+        "items",
+        "item",
+        *("steps", "steps", "steps"),
+        "end",
+        "items",
+    ]
+    assert [item.item_id for item in found[0].items.items] == ["a", "b"]
+    assert found[1].item.item_id == "c"
+    assert _indices(*(message.steps for message in found)) == [0, 1, 2]
+    assert [item.item_id for item in found[-1].items.items] == ["d"]
+
+
+def test_no_message_of_items_is_larger_than_a_piece() -> None:
+    items = [(f"i{number}", Judgement("outcome", "Do it.", _messages(1))) for number in range(3)]
+    found = list(of_items(items))
+    assert [[item.item_id for item in message.items.items] for message in found] == [["i0"], ["i1"], ["i2"]]
+
+
+def test_images_go_with_an_item_that_they_fit_into() -> None:
+    step = Step.user([Body(b"picture", "image/png")])
+    (message,) = of_items([("a", Judgement("gui_success", "Do it.", [step]))])
+    (item,) = message.items.items
+    assert [image.data for image in item.images] == [b"picture"]
 
 
 async def test_steps_that_cannot_be_sent_leave_no_shorter_judgement() -> None:

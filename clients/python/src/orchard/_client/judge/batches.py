@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import Final
 
-from orchard._client.judge import convert
+from orchard._client.judge import convert, messages
 from orchard._client.judge.types import ItemVerdict, Judgement
 from orchard._client.status import CallFailed
 from orchard._client.transport import Source, Transport
@@ -14,6 +15,9 @@ from orchard.judge.v1 import judge_service_pb2 as pb
 
 Items = Mapping[str, Judgement] | Iterable[tuple[str, Judgement]] | AsyncIterable[tuple[str, Judgement]]
 """Judgements by item id."""
+
+_TOGETHER: Final = 16
+"""Items that share a message, and that are read ahead of it."""
 
 
 async def run(transport: Transport, start: pb.BatchStart, items: Items) -> AsyncGenerator[ItemVerdict, None]:
@@ -28,10 +32,11 @@ async def run(transport: Transport, start: pb.BatchStart, items: Items) -> Async
                 async with transport.stream(lambda c: c.judge.JudgeBatch, source, context) as stream:
                     async for response in stream:
                         retry.succeeded()
-                        if response.HasField("verdict") and response.verdict.item_id not in told:
-                            told.add(response.verdict.item_id)
-                            feed.settle(response.verdict.item_id)
-                            yield convert.item_of(response.verdict)
+                        for verdict in _verdicts(response):
+                            if verdict.item_id not in told:
+                                told.add(verdict.item_id)
+                                feed.settle(verdict.item_id)
+                                yield convert.item_of(verdict)
             except CallFailed as error:
                 if source.error is not None:
                     raise source.error from None
@@ -56,7 +61,7 @@ class _Feed:
 
     def __init__(self, items: Items) -> None:
         self._unsettled: dict[str, Judgement] = {}
-        self._coming: tuple[str, Judgement] | None = None
+        self._coming: list[tuple[str, Judgement]] = []
         self._changed = asyncio.Event()
         self._taken = asyncio.Event()
         self._ended = False
@@ -69,16 +74,16 @@ class _Feed:
         """The messages of one attempt, until the next one or `end_attempt`."""
         attempt = self._attempt
         yield pb.JudgeBatchRequest(start=start)
-        for item_id, judgement in list(self._unsettled.items()):
-            if item_id in self._unsettled:
-                for message in _messages(item_id, judgement):
-                    yield message
+        unsettled = list(self._unsettled.items())
+        for message in messages.of_items(item for item in unsettled if item[0] in self._unsettled):
+            yield message
         while attempt == self._attempt:
-            if self._coming is not None:
-                (item_id, judgement), self._coming = self._coming, None
+            if self._coming:
+                # Whatever is there goes together; nothing waits for company.
+                given, self._coming = self._coming, []
+                self._unsettled.update(given)
                 self._taken.set()
-                self._unsettled[item_id] = judgement
-                for message in _messages(item_id, judgement):
+                for message in messages.of_items(given):
                     yield message
             elif self._error is not None:
                 raise self._error
@@ -122,14 +127,15 @@ class _Feed:
         self._changed.set()
 
     async def _give(self, item: tuple[str, Judgement]) -> None:
-        self._coming = item
-        self._taken.clear()
+        self._coming.append(item)
         self._changed.set()
-        await self._taken.wait()
+        if len(self._coming) >= _TOGETHER:
+            self._taken.clear()
+            await self._taken.wait()
 
 
-def _messages(item_id: str, judgement: Judgement) -> Iterable[pb.JudgeBatchRequest]:
-    yield pb.JudgeBatchRequest(item=pb.ItemStart(item_id=item_id, judgement=convert.judgement_message(judgement)))
-    for piece in convert.pieces(judgement):
-        yield pb.JudgeBatchRequest(**piece)
-    yield pb.JudgeBatchRequest(end=pb.ItemEnd())
+def _verdicts(response: pb.JudgeBatchResponse) -> Sequence[pb.ItemVerdict]:
+    """Those of a message: several, or one from a service that does not send several."""
+    if response.HasField("verdict"):
+        return (response.verdict,)
+    return response.verdicts.verdicts

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from orchard._client.errors import InvalidArgument
-from orchard._client.judge import batches, convert
+from orchard._client.judge import batches, convert, messages
 from orchard._client.judge.batches import Items
 from orchard._client.judge.types import (
     BatchProgress,
@@ -62,12 +62,8 @@ class AsyncJudge:
         request_id = request_id or f"j-{secrets.token_hex(12)}"
 
         async def requests() -> AsyncIterator[pb.JudgeRequest]:
-            message = pb.JudgeRequest(judgement=asked, request_id=request_id)
-            for piece in convert.pieces(judgement):
-                message.more = True
+            for message in messages.of_judgement(asked, judgement, request_id):
                 yield message
-                message = pb.JudgeRequest(**piece)
-            yield message
 
         with self._transport.operation("Judge") as operation:
             response = await self._transport.upload(
@@ -97,7 +93,7 @@ class AsyncJudge:
             InvalidArgument: a value of an item breaks a rule.
             AlreadyExists: an item id of this batch was used for something else (ITEM_EXISTS).
         """
-        start = pb.BatchStart(batch_id=batch_id, budget=convert.budget_message(tokens, cost_usd))
+        start = pb.BatchStart(batch_id=batch_id, budget=convert.budget_message(tokens, cost_usd), several=True)
         return batches.run(self._transport, start, items)
 
     async def progress(self, batch_id: str) -> BatchProgress:

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-from collections.abc import Iterator
-from typing import Any, Final
 
 from orchard._client.convert import enum_value, time_of
 from orchard._client.errors import InvalidArgument
 from orchard._client.judge import types
 from orchard._client.trajectories.convert import number_of
-from orchard._client.trajectories.types import Body, RewardState
-from orchard._client.trajectories.writer import AnyStep, prepared
+from orchard._client.trajectories.types import RewardState
 from orchard._client.units import duration_seconds
 from orchard.judge.v1 import judge_pb2 as pb
 from orchard.judge.v1 import judge_service_pb2 as service_pb
-from orchard.trajectory.v1 import trajectory_pb2
-
-STEP_BYTES: Final = 3 << 20
-"""Of one step, its texts included: a message must hold it."""
-_MESSAGE_BYTES: Final = 512 << 10
-_SCREENSHOTS: Final = 3
 
 
 def judgement_message(given: types.Judgement) -> pb.Judgement:
@@ -64,63 +54,6 @@ def judgement_message(given: types.Judgement) -> pb.Judgement:
 def budget_message(tokens: int, cost_usd: float) -> pb.Budget | None:
     """What may be spent; None for no limit."""
     return pb.Budget(tokens=tokens, cost_usd=cost_usd) if tokens or cost_usd else None
-
-
-def pieces(given: types.Judgement) -> Iterator[dict[str, Any]]:
-    """Its steps and the images that the judge is shown, as parts of requests.
-
-    Raises:
-        InvalidArgument: a step cannot be sent.
-    """
-    shown: dict[str, Body] = {}
-    for attempt, steps in enumerate((given.steps, given.other_steps)):
-        batch, size = service_pb.AttemptSteps(attempt=attempt), 0
-        for index, step in enumerate(steps):
-            message, images = _step(index, step)
-            for sha256, image in images.items():
-                shown.pop(sha256, None)  # one that comes again is among the last
-                shown[sha256] = image
-            if batch.steps and size + message.ByteSize() > _MESSAGE_BYTES:
-                yield {"steps": batch}
-                batch, size = service_pb.AttemptSteps(attempt=attempt), 0
-            batch.steps.append(message)
-            size += message.ByteSize()
-        if batch.steps:
-            yield {"steps": batch}
-    if str(given.kind) == types.JudgementKind.GUI_SUCCESS:
-        for sha256, body in list(shown.items())[-_SCREENSHOTS:]:
-            for start in range(0, max(len(body.data), 1), _MESSAGE_BYTES):
-                data = body.data[start : start + _MESSAGE_BYTES]
-                yield {"image": service_pb.ImageChunk(sha256=sha256, media_type=body.media_type, data=data)}
-
-
-def _step(index: int, step: AnyStep) -> tuple[trajectory_pb2.Step, dict[str, Body]]:
-    """A step with its texts inline, and its images by hash, in order."""
-    message, given = prepared(step)
-    bodies = {hashlib.sha256(body.data).hexdigest(): body for body in given}
-    message.index = index
-    for unread in ("model_call", "extra_json", "time"):
-        message.ClearField(unread)
-    images: dict[str, Body] = {}
-    for position, part in enumerate(message.content):
-        if part.WhichOneof("kind") != "blob":
-            continue
-        blob, body = part.blob, bodies.get(part.blob.sha256)
-        if blob.media_type.startswith("image/"):
-            if body is not None:
-                images[blob.sha256] = body
-        elif body is not None and blob.media_type == "text/plain":
-            part.text = body.data.decode(errors="replace")
-        elif blob.media_type == "text/plain":
-            raise InvalidArgument.of(
-                f"steps[{index}].content[{position}]",
-                "is a stored text; give the text itself, or let `client.judge.of_trajectory` read it",
-            )
-        else:
-            part.text = f"({blob.media_type or 'a body'}, {blob.size:,} bytes)"
-    if message.ByteSize() > STEP_BYTES:
-        raise InvalidArgument.of(f"steps[{index}]", "is over 3 MiB; shorten its texts")
-    return message, images
 
 
 def verdict_of(message: pb.Verdict) -> types.Verdict:

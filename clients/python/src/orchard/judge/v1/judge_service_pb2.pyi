@@ -32,6 +32,7 @@ class JudgeRequest(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    FIRST_STEPS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Names this judgement, with the first message; optional: 1 to 128 of A-Z, a-z, 0-9, '-', '_', '.', beginning with a letter or digit.
     A repeat with the same id returns the first verdict, whatever its state, also with `fresh`; one that the budget stopped goes on.
@@ -52,6 +53,10 @@ class JudgeRequest(_message.Message):
     def image(self) -> Global___ImageChunk:
         """The next piece of an image."""
 
+    @_builtins.property
+    def first_steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptSteps]:
+        """With the first message: the first steps, where they fit into it; they come before those of other messages."""
+
     def __init__(
         self,
         *,
@@ -60,10 +65,11 @@ class JudgeRequest(_message.Message):
         steps: Global___AttemptSteps | None = ...,
         image: Global___ImageChunk | None = ...,
         more: _builtins.bool = ...,
+        first_steps: _abc.Iterable[Global___AttemptSteps] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "judgement", b"judgement", "part", b"part", "steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "judgement", b"judgement", "more", b"more", "part", b"part", "request_id", b"request_id", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_steps", b"first_steps", "image", b"image", "judgement", b"judgement", "more", b"more", "part", b"part", "request_id", b"request_id", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["judgement", "steps", "image"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
@@ -166,6 +172,7 @@ class JudgeBatchRequest(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def start(self) -> Global___BatchStart:
         """Which batch."""
@@ -186,6 +193,10 @@ class JudgeBatchRequest(_message.Message):
     def end(self) -> Global___ItemEnd:
         """The item is whole."""
 
+    @_builtins.property
+    def items(self) -> Global___WholeItems:
+        """Items that are whole; between other items, not within one."""
+
     def __init__(
         self,
         *,
@@ -194,12 +205,13 @@ class JudgeBatchRequest(_message.Message):
         steps: Global___AttemptSteps | None = ...,
         image: Global___ImageChunk | None = ...,
         end: Global___ItemEnd | None = ...,
+        items: Global___WholeItems | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "image", b"image", "item", b"item", "part", b"part", "start", b"start", "steps", b"steps"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "image", b"image", "item", b"item", "items", b"items", "part", b"part", "start", b"start", "steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "image", b"image", "item", b"item", "part", b"part", "start", b"start", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "image", b"image", "item", b"item", "items", b"items", "part", b"part", "start", b"start", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["start", "item", "steps", "image", "end"]  # noqa: Y015
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["start", "item", "steps", "image", "end", "items"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
 
@@ -213,8 +225,11 @@ class BatchStart(_message.Message):
 
     BATCH_ID_FIELD_NUMBER: _builtins.int
     BUDGET_FIELD_NUMBER: _builtins.int
+    SEVERAL_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.str
     """Chosen by the caller: 1 to 128 of A-Z, a-z, 0-9, '-', '_', '.', beginning with a letter or digit."""
+    several: _builtins.bool
+    """Send verdicts that are there at the same time in `verdicts`, several in one message."""
     @_builtins.property
     def budget(self) -> _judge_pb2.Budget:
         """What the batch may cost, in all of its calls together. Unset: no limit."""
@@ -224,10 +239,11 @@ class BatchStart(_message.Message):
         *,
         batch_id: _builtins.str = ...,
         budget: _judge_pb2.Budget | None = ...,
+        several: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "budget", b"budget"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "budget", b"budget", "several", b"several"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -279,6 +295,70 @@ class ItemEnd(_message.Message):
 Global___ItemEnd: _TypeAlias = ItemEnd  # noqa: Y015
 
 @_typing.final
+class WholeItems(_message.Message):
+    """WholeItems is some items."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___WholeItem]:
+        """The items, each judged as if it had come in pieces."""
+
+    def __init__(
+        self,
+        *,
+        items: _abc.Iterable[Global___WholeItem] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WholeItems: _TypeAlias = WholeItems  # noqa: Y015
+
+@_typing.final
+class WholeItem(_message.Message):
+    """WholeItem is an item with all that it is about."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEM_ID_FIELD_NUMBER: _builtins.int
+    JUDGEMENT_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
+    item_id: _builtins.str
+    """Unique within the batch; the rule is batch_id's."""
+    @_builtins.property
+    def judgement(self) -> _judge_pb2.Judgement:
+        """What is asked."""
+
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptSteps]:
+        """Its steps."""
+
+    @_builtins.property
+    def images(self) -> _containers.RepeatedCompositeFieldContainer[Global___ImageChunk]:
+        """Its images."""
+
+    def __init__(
+        self,
+        *,
+        item_id: _builtins.str = ...,
+        judgement: _judge_pb2.Judgement | None = ...,
+        steps: _abc.Iterable[Global___AttemptSteps] | None = ...,
+        images: _abc.Iterable[Global___ImageChunk] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["judgement", b"judgement"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "item_id", b"item_id", "judgement", b"judgement", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WholeItem: _TypeAlias = WholeItem  # noqa: Y015
+
+@_typing.final
 class JudgeBatchResponse(_message.Message):
     """JudgeBatchResponse is one message about a batch."""
 
@@ -286,6 +366,7 @@ class JudgeBatchResponse(_message.Message):
 
     VERDICT_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    VERDICTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def verdict(self) -> Global___ItemVerdict:
         """The verdict of an item."""
@@ -294,21 +375,50 @@ class JudgeBatchResponse(_message.Message):
     def progress(self) -> Global___BatchProgress:
         """How far the batch is: first, after the verdicts that it had, and last, after all verdicts."""
 
+    @_builtins.property
+    def verdicts(self) -> Global___ItemVerdicts:
+        """The verdicts of several items, at most 1 MiB together, or one. With `several`."""
+
     def __init__(
         self,
         *,
         verdict: Global___ItemVerdict | None = ...,
         progress: Global___BatchProgress | None = ...,
+        verdicts: Global___ItemVerdicts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "progress", b"progress", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "progress", b"progress", "verdict", b"verdict", "verdicts", b"verdicts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "progress", b"progress", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "progress", b"progress", "verdict", b"verdict", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["verdict", "progress"]  # noqa: Y015
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["verdict", "progress", "verdicts"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
 
 Global___JudgeBatchResponse: _TypeAlias = JudgeBatchResponse  # noqa: Y015
+
+@_typing.final
+class ItemVerdicts(_message.Message):
+    """ItemVerdicts is the verdicts of some items."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ItemVerdict]:
+        """The verdicts."""
+
+    def __init__(
+        self,
+        *,
+        verdicts: _abc.Iterable[Global___ItemVerdict] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["verdicts", b"verdicts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ItemVerdicts: _TypeAlias = ItemVerdicts  # noqa: Y015
 
 @_typing.final
 class ItemVerdict(_message.Message):

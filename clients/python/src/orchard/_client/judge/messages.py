@@ -1,0 +1,158 @@
+"""Judgements as the messages that they are sent in: what is small whole, all else in pieces."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Final
+
+from orchard._client.errors import InvalidArgument
+from orchard._client.judge import types
+from orchard._client.judge.convert import judgement_message
+from orchard._client.trajectories.types import Body
+from orchard._client.trajectories.writer import AnyStep, prepared
+from orchard.judge.v1 import judge_pb2
+from orchard.judge.v1 import judge_service_pb2 as pb
+from orchard.trajectory.v1 import trajectory_pb2
+
+STEP_BYTES: Final = 3 << 20
+"""Of one step, its texts included: a message must hold it."""
+_MESSAGE_BYTES: Final = 512 << 10
+_SCREENSHOTS: Final = 3
+
+Piece = pb.AttemptSteps | pb.ImageChunk
+
+
+def of_judgement(asked: judge_pb2.Judgement, given: types.Judgement, request_id: str) -> Iterator[pb.JudgeRequest]:
+    """The messages of one judgement. Every one but the last says that another follows.
+
+    Args:
+        asked: the message of `given`.
+        given: with the steps and images.
+        request_id: of the request.
+
+    Raises:
+        InvalidArgument: a step cannot be sent.
+    """
+    message = pb.JudgeRequest(judgement=asked, request_id=request_id)
+    room = _MESSAGE_BYTES - message.ByteSize()
+    for piece in _pieces(given):
+        size = piece.ByteSize()
+        if size <= room and isinstance(piece, pb.AttemptSteps):
+            message.first_steps.append(piece)
+            room -= size
+            continue
+        room = 0
+        message.more = True
+        yield message
+        message = pb.JudgeRequest(steps=piece) if isinstance(piece, pb.AttemptSteps) else pb.JudgeRequest(image=piece)
+    yield message
+
+
+def of_items(items: Iterable[tuple[str, types.Judgement]]) -> Iterator[pb.JudgeBatchRequest]:
+    """The messages of some items of a batch, in their order: small ones together.
+
+    Raises:
+        InvalidArgument: a value cannot be meant, or a step cannot be sent.
+    """
+    together = pb.WholeItems()
+    size = 0
+    for item_id, given in items:
+        item, rest = _begun(item_id, given)
+        if rest is None and size + item.ByteSize() <= _MESSAGE_BYTES:
+            together.items.append(item)
+            size += item.ByteSize()
+            continue
+        if together.items:
+            yield pb.JudgeBatchRequest(items=together)
+            together, size = pb.WholeItems(), 0
+        if rest is None:
+            together.items.append(item)
+            size = item.ByteSize()
+        else:
+            yield from _in_pieces(item, rest)
+    if together.items:
+        yield pb.JudgeBatchRequest(items=together)
+
+
+def _begun(item_id: str, given: types.Judgement) -> tuple[pb.WholeItem, Iterator[Piece] | None]:
+    """As much of an item as a message holds; and the other pieces, where that is not all."""
+    item = pb.WholeItem(item_id=item_id, judgement=judgement_message(given))
+    pieces, size = _pieces(given), item.ByteSize()
+    for piece in pieces:
+        size += piece.ByteSize()
+        if size > _MESSAGE_BYTES:
+            return item, chain((piece,), pieces)
+        if isinstance(piece, pb.AttemptSteps):
+            item.steps.append(piece)
+        else:
+            item.images.append(piece)
+    return item, None
+
+
+def _in_pieces(begun: pb.WholeItem, rest: Iterator[Piece]) -> Iterator[pb.JudgeBatchRequest]:
+    yield pb.JudgeBatchRequest(item=pb.ItemStart(item_id=begun.item_id, judgement=begun.judgement))
+    for piece in chain(begun.steps, begun.images, rest):
+        if isinstance(piece, pb.AttemptSteps):
+            yield pb.JudgeBatchRequest(steps=piece)
+        else:
+            yield pb.JudgeBatchRequest(image=piece)
+    yield pb.JudgeBatchRequest(end=pb.ItemEnd())
+
+
+def _pieces(given: types.Judgement) -> Iterator[Piece]:
+    """Its steps, then the images that the judge is shown.
+
+    Raises:
+        InvalidArgument: a step cannot be sent.
+    """
+    shown: dict[str, Body] = {}
+    for attempt, steps in enumerate((given.steps, given.other_steps)):
+        batch, size = pb.AttemptSteps(attempt=attempt), 0
+        for index, step in enumerate(steps):
+            message, images = _step(index, step)
+            for sha256, image in images.items():
+                shown.pop(sha256, None)  # one that comes again is among the last
+                shown[sha256] = image
+            if batch.steps and size + message.ByteSize() > _MESSAGE_BYTES:
+                yield batch
+                batch, size = pb.AttemptSteps(attempt=attempt), 0
+            batch.steps.append(message)
+            size += message.ByteSize()
+        if batch.steps:
+            yield batch
+    if str(given.kind) == types.JudgementKind.GUI_SUCCESS:
+        for sha256, body in list(shown.items())[-_SCREENSHOTS:]:
+            for start in range(0, max(len(body.data), 1), _MESSAGE_BYTES):
+                data = body.data[start : start + _MESSAGE_BYTES]
+                yield pb.ImageChunk(sha256=sha256, media_type=body.media_type, data=data)
+
+
+def _step(index: int, step: AnyStep) -> tuple[trajectory_pb2.Step, dict[str, Body]]:
+    """A step with its texts inline, and its images by hash, in order."""
+    message, given = prepared(step)
+    bodies = {hashlib.sha256(body.data).hexdigest(): body for body in given}
+    message.index = index
+    for unread in ("model_call", "extra_json", "time"):
+        message.ClearField(unread)
+    images: dict[str, Body] = {}
+    for position, part in enumerate(message.content):
+        if part.WhichOneof("kind") != "blob":
+            continue
+        blob, body = part.blob, bodies.get(part.blob.sha256)
+        if blob.media_type.startswith("image/"):
+            if body is not None:
+                images[blob.sha256] = body
+        elif body is not None and blob.media_type == "text/plain":
+            part.text = body.data.decode(errors="replace")
+        elif blob.media_type == "text/plain":
+            raise InvalidArgument.of(
+                f"steps[{index}].content[{position}]",
+                "is a stored text; give the text itself, or let `client.judge.of_trajectory` read it",
+            )
+        else:
+            part.text = f"({blob.media_type or 'a body'}, {blob.size:,} bytes)"
+    if message.ByteSize() > STEP_BYTES:
+        raise InvalidArgument.of(f"steps[{index}]", "is over 3 MiB; shorten its texts")
+    return message, images

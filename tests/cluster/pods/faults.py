@@ -1,5 +1,5 @@
 """What goes wrong. Each fault is there while its context is open; at its end what was killed is started again, as a
-kubelet or a machine does.
+kubelet or a machine does. It may not serve then: of two faults the other one may be what it needs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ async def killed(*services: ServiceProcess, rng: random.Random) -> AsyncIterator
     finally:
         for service in services:
             service.start()
-    await asyncio.gather(*(service.serving() for service in services))
 
 
 def gateway(platform: PodPlatform, rng: random.Random) -> AbstractAsyncContextManager[None]:

@@ -48,6 +48,7 @@ async def test_a_fault_under_load(platform: PodPlatform, load: Load, fault: Faul
             load.go_on()
             if fault is not gateway:
                 await load.commands_answer()
+        await platform.serving()
         right = ""
         if victim is not None:
             # From when it answers again; what follows waits for the cluster's own parts too, which ask less often.
@@ -67,6 +68,7 @@ async def test_two_faults_at_once(platform: PodPlatform, load: Load) -> None:
             for fault in faults:
                 await stack.enter_async_context(fault(platform, rng))
             load.go_on()
+        await platform.serving()
         names = " and ".join(fault.__name__ for fault in faults)
         print(f"{names}, round {number + 1}: right after {await load.ends_well():.1f} s")
 

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from services.common.backoff import Backoff
 from services.common.logs import get_logger
+from services.local.docker.carrying import carried_out, give_up
 from services.local.docker.container import (
     KEYS_LABEL,
     UID_LABEL,
@@ -108,7 +109,9 @@ class DockerRuntime:
             await asyncio.shield(live.making)
         except asyncio.CancelledError:
             if not live.making.cancelled():
-                live.making.cancel()
+                # The daemon stops; what comes after finds all that this has made.
+                give_up(live.making)
+                await asyncio.wait([live.making])
                 raise
             raise StartError("it was deleted while it was made") from None
         except BaseException:
@@ -126,7 +129,7 @@ class DockerRuntime:
         """Cut short a create that is under way: it is to be deleted."""
         live = self._live.get(uid)
         if live is not None and live.making is not None:
-            live.making.cancel()
+            give_up(live.making)
 
     async def _make(self, request: Request, live: _Live) -> None:
         loop = asyncio.get_running_loop()
@@ -165,9 +168,10 @@ class DockerRuntime:
         place, uid, keys = self._place, request.uid, self._public_keys_pem()
         live.container = ""  # what is still told of an earlier attempt is of no use
         await self._gone(place.name(uid))  # of an attempt that an engine did not survive
-        await asyncio.to_thread(make_folders, place, request, image, keys)
+        await carried_out(asyncio.to_thread(make_folders, place, request, image, keys))
         live.ended.clear()
-        live.container = await self._created(place.name(uid), configuration(place, request, image, keys))
+        wanted = configuration(place, request, image, keys)
+        live.container = await carried_out(self._engine.create(place.name(uid), wanted))
         await self._engine.start(live.container)
         ended = asyncio.ensure_future(live.ended.wait())
         try:
@@ -175,19 +179,6 @@ class DockerRuntime:
                 await asyncio.wait([ended], timeout=_LISTEN_POLL_SECONDS)
         finally:
             ended.cancel()
-
-    async def _created(self, name: str, wanted: Mapping[str, Any]) -> str:
-        """Have a container made. The engine carries it through whoever gives up, so what follows waits for it."""
-        making = asyncio.ensure_future(self._engine.create(name, wanted))
-        try:
-            return await asyncio.shield(making)
-        except asyncio.CancelledError:
-            await asyncio.wait([making], timeout=_REMOVED_SECONDS)
-            if not making.done():
-                making.cancel()
-            elif not making.cancelled():
-                making.exception()  # seen: what was given up may fail
-            raise
 
     async def _failed(self, uid: str, live: _Live, why: str) -> StartError:
         """The error to raise; what there is of the sandbox goes."""
@@ -365,9 +356,8 @@ class DockerRuntime:
 
     async def close(self, *, platform_ends: bool) -> None:
         """Stop. Sandboxes live on, unless the platform ends: then they go."""
-        for live in self._live.values():
-            if live.making is not None:
-                live.making.cancel()
+        for uid in self._live:
+            self.give_up(uid)
         if not platform_ends:
             return
         self_ending = [self.delete(uid) for uid in list(self._live)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -25,6 +26,8 @@ class ScriptedEngine:
 
     def __init__(self, *, breaks_off: bool, slow_looks: bool) -> None:
         self.told: asyncio.Queue[str] = asyncio.Queue()
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+        self.answers.set()
         self.made = 0
         self.lives = False
         self._breaks_off = breaks_off
@@ -36,7 +39,9 @@ class ScriptedEngine:
         """Make the next; what was told before is dealt with meanwhile."""
         if self.made:
             self.told.put_nowait(f"c{self.made}")  # late
+        self.asked.set()
         await spin()
+        await self.answers.wait()
         self.made += 1
         self.lives = True
         return f"c{self.made}"
@@ -102,7 +107,7 @@ def _runtime(
         label="label",
         name=lambda uid: f"n-{uid}",
         socket=tmp_path.joinpath,
-        link=tmp_path.joinpath,
+        link=lambda uid: tmp_path / f"link-{uid}",
         folder=tmp_path.joinpath,
     )
     return DockerRuntime(
@@ -148,6 +153,60 @@ async def test_a_container_that_ends_as_it_is_told_of_is_told_to_have_ended(
         with pytest.raises(StartError, match="ended at once"):
             await runtime.create(Request("u", "a"), None)
     assert not runtime._live
+
+
+async def at_once(_: Path) -> bool:
+    return True
+
+
+async def test_a_create_that_is_given_up_as_its_folder_is_written_leaves_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    writing, go_on = threading.Event(), threading.Event()
+
+    def make_folders(*_: Any) -> None:
+        writing.set()
+        assert go_on.wait(110)
+        (tmp_path / "u").mkdir()
+
+    runtime = _runtime(ScriptedEngine(breaks_off=False, slow_looks=False), monkeypatch, tmp_path, at_once)
+    monkeypatch.setattr(docker_runtime, "make_folders", make_folders)
+    creating = asyncio.create_task(runtime.create(Request("u", "a"), None))
+    assert await asyncio.to_thread(writing.wait, 110)
+    runtime.give_up("u")
+    await spin()
+    ended_before = creating.done()
+    go_on.set()
+    with pytest.raises(StartError, match="was deleted"):
+        await creating
+    await runtime.delete("u")
+    assert not ended_before, "what removes it would not find it"
+    assert not (tmp_path / "u").exists()
+
+
+async def test_a_daemon_that_stops_as_a_container_is_made_removes_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engine = ScriptedEngine(breaks_off=False, slow_looks=False)
+    runtime = _runtime(engine, monkeypatch, tmp_path, at_once)
+    engine.answers.clear()
+    creating = asyncio.create_task(runtime.create(Request("u", "a"), None))
+    async with asyncio.timeout(110):
+        await engine.asked.wait()
+        creating.cancel()
+        await spin()
+        closing = asyncio.create_task(_stop(creating, runtime))
+        await spin()
+        engine.answers.set()
+        await closing
+        await spin()
+    assert (engine.made, engine.lives) == (1, False)
+
+
+async def _stop(creating: asyncio.Task[Any], runtime: DockerRuntime) -> None:
+    """In the order in which a node stops."""
+    await asyncio.gather(creating, return_exceptions=True)
+    await runtime.close(platform_ends=True)
 
 
 async def test_an_answer_that_comes_in_pieces_is_read_whole(tmp_path: Path) -> None:

@@ -182,3 +182,28 @@ async def test_a_platform_without_it_says_so(connect: Connect) -> None:
         await connect(address.host, address.port)
         assert isinstance((await asyncio.wait_for(events.get(), BACKSTOP)).error, orchard.Unimplemented)
     await server.stop(None)
+
+
+async def test_what_is_accepted_as_it_is_closed_is_reset(monkeypatch: pytest.MonkeyPatch, connect: Connect) -> None:
+    accepted = asyncio.get_running_loop().create_future()
+    accept = forward.AsyncPortForward._accept
+
+    def tell(self, reader, writer):
+        # Whoever waits for it goes on before what is started now.
+        accepted.set_result(None)
+        accept(self, reader, writer)
+
+    monkeypatch.setattr(forward.AsyncPortForward, "_accept", tell)
+    async with running(Platform()) as client:
+        forwarded = client.attach("box").forward(80)
+
+        async def close_in_time() -> None:
+            await accepted
+            await forwarded.close()
+
+        address = await forwarded.__aenter__()
+        closing = asyncio.create_task(close_in_time())
+        reader, _writer = await connect(address.host, address.port)
+        await asyncio.wait_for(closing, BACKSTOP)
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(reader.read(), BACKSTOP)

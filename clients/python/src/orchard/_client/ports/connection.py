@@ -66,7 +66,7 @@ class ForwardedConnection:
                 opened()
                 await self._carry(dialogue, moved)
         except BaseException as error:
-            self._break()
+            self.reset()
             if isinstance(error, CallFailed):
                 raise error_of(error.failure, sandbox_id=self._sandbox_id) from None
             raise
@@ -148,8 +148,8 @@ class ForwardedConnection:
                 raise
             raise LocalBreak(str(error)) from error
 
-    def _break(self) -> None:
-        """Reset it, so that the local program cannot take it for complete."""
+    def reset(self) -> None:
+        """Break it, so that the local program cannot take it for complete. Can be repeated."""
         with contextlib.suppress(OSError):
             sock = self._writer.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)

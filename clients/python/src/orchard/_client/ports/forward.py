@@ -122,15 +122,20 @@ class AsyncPortForward:
             writer.transport.abort()
             return
         self._count += 1
+        connection = ForwardedConnection(self._session.transport, self._sandbox_id, reader, writer)
         task = asyncio.get_running_loop().create_task(
-            self._serve(self._count, reader, writer), name=f"forward {self._count} to {self._sandbox_id}"
+            self._serve(self._count, connection), name=f"forward {self._count} to {self._sandbox_id}"
         )
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda task: self._served(task, connection))
 
-    async def _serve(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = ForwardedConnection(self._session.transport, self._sandbox_id, reader, writer)
+    def _served(self, task: asyncio.Task[None], connection: ForwardedConnection) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            # Before it has begun, nothing else does.
+            connection.reset()
 
+    async def _serve(self, number: int, connection: ForwardedConnection) -> None:
         def tell(state: ForwardState, error: errors.OrchardError | None = None) -> None:
             if self._on_event is not None:
                 self._on_event(

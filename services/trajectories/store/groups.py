@@ -290,12 +290,15 @@ async def _take(
 
 
 async def _one(connection: AsyncConnection, tenant: str, group_id: str, *, lock: bool = False) -> Group | None:
-    query = sa.select(GROUPS).where(_G.tenant == tenant, _G.group_id == group_id)
-    row = (await connection.execute(query.with_for_update() if lock else query)).mappings().first()
-    if row is None:
-        return None
-    ended = sa.select(SAMPLES).where(_S.group_key == row["key"], _S.outcome.is_not(None)).order_by(_S.arrival)
-    return _group(row, (await connection.execute(ended)).mappings().all())
+    which = (_G.tenant == tenant, _G.group_id == group_id)
+    if lock:
+        # Before the samples: whoever had the lock may have changed them too.
+        await connection.execute(sa.select(_G.key).where(*which).with_for_update())
+    # In one statement, which sees the group and its samples as of one moment.
+    ended = sa.and_(_S.group_key == _G.key, _S.outcome.is_not(None))
+    query = sa.select(GROUPS, SAMPLES).outerjoin(SAMPLES, ended).where(*which).order_by(_S.arrival)
+    rows = (await connection.execute(query)).mappings().all()
+    return _group(rows[0], [row for row in rows if row["outcome"] is not None]) if rows else None
 
 
 def _group(row: sa.RowMapping, samples: Sequence[sa.RowMapping] = ()) -> Group:

@@ -3,10 +3,14 @@
 import asyncio
 
 import grpc
+import psycopg
 import pytest
 from orchard.trajectory.v1 import group_service_pb2 as pb
 from orchard.trajectory.v1 import group_service_pb2_grpc
+from sqlalchemy import event
 
+from services.common.db import Database, connect
+from services.trajectories.store.groups import GroupStore
 from tests.integration.trajectories.conftest import Calls, ServiceProcess
 from tests.integration.trajectories.test_lifecycle import fails
 
@@ -95,6 +99,29 @@ async def test_a_trainer_that_was_restarted_learns_what_is_still_to_be_made(grou
     assert [sample.index for sample in again.group.samples] == [1]
     other = (grpc.StatusCode.ALREADY_EXISTS, "GROUP_EXISTS")
     assert await fails(groups.begin("one", stride=2)) == other
+
+
+async def test_a_group_is_read_as_of_one_moment(groups: GroupCalls, database: str) -> None:
+    await groups.begin("one", stride=4)
+    engine = connect(database)
+
+    def close(*_: object) -> None:
+        """Another has all samples ended and the group closed while it is read, or just after."""
+        with psycopg.connect(database) as other:
+            other.execute("UPDATE trajectories.samples SET outcome = 1, reward = 1, arrival = index, place = index")
+            other.execute("UPDATE trajectories.samples SET advantage = 0, trainable = true")
+            other.execute("UPDATE trajectories.groups SET closed = true, close_time = now()")
+
+    store = GroupStore(Database(engine))
+    event.listen(engine.sync_engine, "after_cursor_execute", close, once=True)
+    first = await store.get("default", "one")
+    second = await store.get("default", "one")
+    await engine.dispose()
+    assert first is not None and second is not None
+    assert [(one.closed, len(one.samples), len(one.running)) for one in (first, second)] == [
+        (False, 0, 4),
+        (True, 4, 0),
+    ]
 
 
 async def test_an_eager_group_closes_early_and_cancels_the_rest(groups: GroupCalls) -> None:

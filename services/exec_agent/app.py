@@ -127,6 +127,7 @@ async def serve(config: AgentConfig) -> AsyncIterator[Agent]:
         stack.callback(service.interrupt)
         stack.callback(ports.interrupt)
         tasks = await stack.enter_async_context(TaskGroup())
+        tasks.start("commands of the last agent", service.await_the_last(), forever=False)
         tasks.start("forget old commands", service.sweep())
         tasks.start("forget broken uploads", files.forget_uploads())
         tasks.start("give freed memory back", give_freed_memory_back())

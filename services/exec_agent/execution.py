@@ -94,11 +94,18 @@ class Execution:
 
     # ------------------------------------------------------------ start
 
-    def queue(self, expired: Callable[[Execution], None]) -> None:
-        """It waits behind others; `expired` is called when it has waited too long."""
-        if self.command is not None and self.command.queue_timeout is not None:
-            self._limit_timer = self._host.waits.call_later(self.command.queue_timeout, expired, self)
+    def queue(self, command: Command, waited: float) -> None:
+        """It waits behind others, and has done so for `waited` seconds."""
+        if command.queue_timeout is not None:
+            if waited >= command.queue_timeout:  # that may have passed while there was no agent
+                self._queue_timed_out()
+                return
+            self._limit_timer = self._host.waits.call_later(command.queue_timeout - waited, self._queue_timed_out)
         self._watch_orphan()
+
+    def _queue_timed_out(self) -> None:
+        seconds = self.command.queue_timeout if self.command is not None else None
+        self.cancel(End.NOT_STARTED, f"it waited longer than its queue timeout of {seconds:g} s")
 
     def start(self, command: Command, programs: Programs, begin: Callable[[], None]) -> None:
         """Start it now; `begin` writes the journal first. A failure is an end too, see `start_error`."""

@@ -120,11 +120,11 @@ class Journal:
         """Note that no output before `end` is kept. See spool.OutputLog."""
         self._try_append(records.lost_line(exec_id, end))
 
-    def end(self, past: Past) -> None:
-        """Note that the command has ended, or that it will never start."""
+    def end(self, past: Past) -> bool:
+        """Note that the command has ended, or that it will never start; returns whether the disk had room for that."""
         self._ended.add(records.digest_of(past.exec_id))
         # Only a restarted agent reads it; it then says AGENT_RESTARTED, and still never runs the command again.
-        self._try_append(records.end_line(past) if past.begun else records.never_line(past))
+        return self._try_append(records.end_line(past) if past.begun else records.never_line(past))
 
     @property
     def overgrown(self) -> bool:
@@ -180,12 +180,15 @@ class Journal:
     def _lines(self, pasts: Iterable[Past]) -> Iterator[bytes]:
         yield from records.digest_lines(self._ended)
         for past in pasts:
-            if past.result is not None or past.begun:  # what waits in the queue may be asked for anew
+            if past.result is not None or past.begun:  # what waits has a file of its own (backlog.py)
                 yield from past.lines()
 
-    def _try_append(self, line: bytes) -> None:
-        with contextlib.suppress(OSError):
+    def _try_append(self, line: bytes) -> bool:
+        try:
             self._append(line)
+        except OSError:
+            return False
+        return True
 
     def _append(self, line: bytes) -> None:
         if self._torn:  # a line that was cut short must not take this one with it

@@ -115,23 +115,23 @@ class Past:
 def begin_line(past: Past) -> bytes:
     """It is about to be spawned."""
     command = json.dumps(past.display)
-    return _line(f"B {past.exec_id} {past.sequence} {past.create_ns} {past.spec_hash or _NO_HASH} {command}")
+    return line(f"B {past.exec_id} {past.sequence} {past.create_ns} {past.spec_hash or _NO_HASH} {command}")
 
 
 def start_line(exec_id: str, pid: int, start_ns: int) -> bytes:
     """Its process runs."""
-    return _line(f"S {exec_id} {pid} {start_ns}")
+    return line(f"S {exec_id} {pid} {start_ns}")
 
 
 def output_line(exec_id: str, chunk: Chunk) -> bytes:
     """It wrote this."""
     text = binascii.b2a_base64(chunk.data, newline=False).decode()
-    return _line(f"O {exec_id} {chunk.offset} {chunk.stream} {text}")
+    return line(f"O {exec_id} {chunk.offset} {chunk.stream} {text}")
 
 
 def lost_line(exec_id: str, end: int) -> bytes:
     """Its output up to here is not kept."""
-    return _line(f"L {exec_id} {end}")
+    return line(f"L {exec_id} {end}")
 
 
 def end_line(past: Past) -> bytes:
@@ -141,7 +141,7 @@ def end_line(past: Past) -> bytes:
         ValueError: it has not.
     """
     result = _result_of(past)
-    return _line(
+    return line(
         f"E {past.exec_id} {result.ended.name} {result.exit_code} {result.signal} {result.end_ns} {result.user_us}"
         f" {result.system_us} {result.peak_bytes} {past.end} {json.dumps(_why(past, result))}"
     )
@@ -155,7 +155,7 @@ def never_line(past: Past) -> bytes:
     """
     result = _result_of(past)
     words = json.dumps([past.display, _why(past, result)])
-    return _line(
+    return line(
         f"N {past.exec_id} {past.sequence} {past.create_ns} {past.spec_hash or _NO_HASH} {result.ended.name}"
         f" {result.end_ns} {words}"
     )
@@ -166,7 +166,7 @@ def digest_lines(digests: Iterable[bytes]) -> Iterator[bytes]:
     joined = b"".join(digests)
     step = _DIGESTS_A_LINE * _DIGEST_BYTES
     for start in range(0, len(joined), step):
-        yield _line("D " + binascii.b2a_base64(joined[start : start + step], newline=False).decode())
+        yield line("D " + binascii.b2a_base64(joined[start : start + step], newline=False).decode())
 
 
 def _result_of(past: Past) -> Result:
@@ -182,12 +182,19 @@ def _why(past: Past, result: Result) -> object:
     return [error.message, type(error).__name__, error.reason, dict(error.metadata)]
 
 
-def _line(text: str) -> bytes:
+def line(text: str) -> bytes:
+    """A line that says this, with its CRC."""
     body = text.encode("ascii")
     return b"%b %08x\n" % (body, zlib.crc32(body))
 
 
 # ------------------------------------------------------------ reading
+
+
+def body_of(written: bytes) -> str | None:
+    """What a line says; None if it is not whole."""
+    body, _, crc = written.rpartition(b" ")
+    return body.decode("ascii") if crc == b"%08x" % zlib.crc32(body) else None
 
 
 @dataclass(slots=True)
@@ -210,12 +217,17 @@ class History:
     tombstones: OrderedDict[str, Past] = field(default_factory=OrderedDict)
     digests: set[bytes] = field(default_factory=set)
 
-    def replay(self, line: bytes) -> None:
+    def recent(self, oldest_ns: int) -> dict[str, Past]:
+        """Commands that ended, or will never start, since then, by id."""
+        both = (*self.ended.items(), *self.tombstones.items())
+        return {exec_id: past for exec_id, past in both if past.result is not None and past.result.end_ns > oldest_ns}
+
+    def replay(self, written: bytes) -> None:
         """Take in a line; one that is not whole is passed over."""
-        body, _, crc = line.rpartition(b" ")
-        if crc != b"%08x" % zlib.crc32(body):
+        body = body_of(written)
+        if body is None:
             return
-        kind, _, rest = body.decode("ascii").partition(" ")
+        kind, _, rest = body.partition(" ")
         if kind == "D":
             joined = binascii.a2b_base64(rest)
             self.digests.update(joined[i : i + _DIGEST_BYTES] for i in range(0, len(joined), _DIGEST_BYTES))

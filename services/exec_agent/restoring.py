@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import time
+from collections.abc import Iterable
 
+from services.exec_agent.backlog import Waiting
 from services.exec_agent.execution import Execution
+from services.exec_agent.latch import wake
 from services.exec_agent.model import Command, State
 from services.exec_agent.records import Past
 
@@ -31,7 +36,14 @@ def past_of(execution: Execution, *, with_output: bool = False) -> Past:
     return past
 
 
-def command_of(past: Past) -> Command | None:
+def in_order(pasts: Iterable[Past], waiting: Iterable[Waiting]) -> list[tuple[str, int, Command | None]]:
+    """Id, sequence and command of all that are known, in the order of their arrival."""
+    found = [(past.exec_id, past.sequence, _command_of(past)) for past in pasts]
+    found += [(one.exec_id, one.sequence, one.command) for one in waiting if one.command is not None]
+    return sorted(found, key=lambda one: one[1])
+
+
+def _command_of(past: Past) -> Command | None:
     """As much of a command as is needed once it has started."""
     if not past.spec_hash:
         return None
@@ -59,3 +71,33 @@ def restore(execution: Execution, past: Past) -> None:
     execution.spool.finish()
     execution.begun.set()
     execution.done.set()
+
+
+def restore_waiting(execution: Execution, waiting: Waiting) -> None:
+    """Make a command that was not begun what its file says of it."""
+    execution.create_ns = waiting.create_ns
+    if execution.stdin is not None:
+        execution.stdin.restore(waiting.stdin, ended=waiting.stdin_ended)
+
+
+async def gone(pids: Iterable[int], seconds: float) -> None:
+    """Wait until processes that are no children of ours are gone, for so long at most."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            for pid in pids:
+                await _gone(pid)
+
+
+async def _gone(pid: int) -> None:
+    loop = asyncio.get_running_loop()
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:  # it is gone, or this kernel does not tell
+        return
+    over: asyncio.Future[None] = loop.create_future()
+    try:
+        loop.add_reader(descriptor, wake, over)
+        await over
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Final
 
 from services.common.errors import (
@@ -16,6 +16,7 @@ from services.common.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from services.exec_agent.backlog import Backlog, Waiting
 from services.exec_agent.execution import Execution, Host
 from services.exec_agent.journal import BURIED_COUNT, KEPT_COUNT, Journal
 from services.exec_agent.model import Command, End, Result, State
@@ -24,8 +25,10 @@ from services.exec_agent.process import Launcher, Target
 from services.exec_agent.program import Programs
 from services.exec_agent.reader import OutputReader
 from services.exec_agent.records import History
-from services.exec_agent.restoring import command_of, past_of, restore
+from services.exec_agent.restoring import gone, in_order, past_of, restore, restore_waiting
+from services.exec_agent.serial import SerialQueue
 from services.exec_agent.settings import AgentConfig
+from services.exec_agent.signals import SentSignals
 from services.exec_agent.spool import Spool
 from services.exec_agent.spools import SpoolStore
 from services.exec_agent.stdin import Stdin
@@ -40,7 +43,9 @@ SANDBOX_SPOOL_LIMIT: Final = 1 << 30
 DEFAULT_RETAINED: Final = 64 << 20
 _SWEEP_SECONDS: Final = 30.0
 _SECRET_RETRY_SECONDS: Final = 0.2
-_SIGNALS_KEPT: Final = 64
+_GONE_SECONDS: Final = 30.0
+"""A process that hangs in the kernel may stay; the queue goes on nevertheless."""
+_UNREADABLE = "it waited under an agent before this one, which could not note what became of it; it will not run"
 _RESTARTED = "the agent was restarted while it ran; it was ended and will not run again"
 
 
@@ -62,15 +67,16 @@ class ExecService:
         self._ended: OrderedDict[str, Execution] = OrderedDict()
         self._tombstones: OrderedDict[str, Execution] = OrderedDict()
         self._outliving: set[Execution] = set()
-        self._signals: dict[str, OrderedDict[str, tuple[Target, int]]] = {}
-        self._queue: deque[Execution] = deque()
-        self._serial: Execution | None = None
+        self._signals = SentSignals()
+        self._backlog = Backlog(config.state_fd)
+        self._queue = SerialQueue(self._backlog, self._start)
         self._active = 0
         self._sequence = 0
         self._stopping = False
-        self._restore(journal.take_history())
+        self._dying = self._restore(journal.take_history())
         if not self._secret_pending:
             self._run_start_command()
+        self._go_on()
 
     # ------------------------------------------------------------ use cases
 
@@ -80,6 +86,19 @@ class ExecService:
         if self._secret_pending:
             self._secret_pending = False
             self._run_start_command()
+            self._go_on()
+
+    async def await_the_last(self) -> None:
+        """Start serial commands once those are gone that ran under the agent before this one: their reapers kill them,
+        which may take a moment.
+        """
+        await gone(self._dying, _GONE_SECONDS)
+        self._dying = ()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if not (self._secret_pending or self._dying or self._stopping):
+            self._queue.go_on()
 
     def start(self, exec_id: str, command: Command) -> Execution:
         """Start or queue a command, or find the one that has this id.
@@ -98,19 +117,13 @@ class ExecService:
                     reason="EXEC_ID_REUSED",
                     exec_id=exec_id,
                 )
+            self._check_can_start(known)
             return known
         if self._journal.ended(exec_id):
             raise _expired(exec_id)
         if self._stopping:
             raise UnavailableError("the agent stops", reason="AGENT_STOPPING")
-        if self._secret_pending:
-            raise UnavailableError(
-                "the sandbox waits for its secret environment; retry. Should it stay so, the gateway of this call does"
-                " not hold it (it was restarted, holds too many, or is not the one that made the sandbox): repeat the"
-                " create with the same request id and secret_env",
-                reason="SECRET_ENV_PENDING",
-                retry_seconds=_SECRET_RETRY_SECONDS,
-            )
+        self._check_can_start(None)
         waiting = len(self._queue)
         if waiting >= QUEUE_LIMIT or self._active - waiting >= RUNNING_LIMIT:
             raise ResourceExhaustedError(
@@ -121,11 +134,13 @@ class ExecService:
         self._active += 1
         if command.concurrent:
             self._start(execution, command)
-        else:
-            self._queue.append(execution)
-            self._start_next()
-            if execution.state is State.QUEUED and self._serial is not execution:
-                execution.queue(self._queue_timed_out)
+            return execution
+        try:
+            self._queue.put(execution, command)
+        except ResourceExhaustedError:
+            self._active -= 1
+            del self._held[exec_id]
+            raise
         return execution
 
     def knows(self, exec_id: str) -> bool:
@@ -138,13 +153,28 @@ class ExecService:
         Raises:
             NotFoundError: there never was one with this id.
             FailedPreconditionError: EXEC_EXPIRED.
+            UnavailableError: SECRET_ENV_PENDING.
         """
         execution = self._held.get(exec_id)
         if execution is not None:
+            self._check_can_start(execution)
             return execution
         if self._journal.ended(exec_id):
             raise _expired(exec_id)
         raise NotFoundError(f"the sandbox has no exec {exec_id!r}", reason="EXEC_NOT_FOUND", exec_id=exec_id)
+
+    def _check_can_start(self, execution: Execution | None) -> None:
+        """What is to start waits for the secret environment, also where an agent before this one accepted it. Whoever
+        asks for it is told so: by that the gateway knows that it is to be delivered again.
+        """
+        if self._secret_pending and (execution is None or execution.state is State.QUEUED):
+            raise UnavailableError(
+                "the sandbox waits for its secret environment; retry. Should it stay so, the gateway of this call does"
+                " not hold it (it was restarted, holds too many, or is not the one that made the sandbox): repeat the"
+                " create with the same request id and secret_env",
+                reason="SECRET_ENV_PENDING",
+                retry_seconds=_SECRET_RETRY_SECONDS,
+            )
 
     def read(self, execution: Execution, offset: int, *, follow: bool) -> OutputReader:
         """A reader from `offset` on, to be closed by the caller."""
@@ -195,24 +225,9 @@ class ExecService:
                 f"exec {exec_id!r} waits in the queue; cancel it, or wait until it runs", reason="EXEC_NOT_STARTED"
             )
         # What has ended gets none.
-        if execution.result is None and (not request_id or self._is_new_signal(exec_id, request_id, (target, number))):
+        if execution.result is None and (not request_id or self._signals.is_new(exec_id, request_id, target, number)):
             execution.signal(target, number)
         return execution
-
-    def _is_new_signal(self, exec_id: str, request_id: str, what: tuple[Target, int]) -> bool:
-        sent = self._signals.setdefault(exec_id, OrderedDict())
-        earlier = sent.get(request_id)
-        if earlier is None:
-            sent[request_id] = what
-            if len(sent) > _SIGNALS_KEPT:
-                sent.popitem(last=False)
-        elif earlier != what:
-            raise AlreadyExistsError(
-                f"request id {request_id!r} was used with another signal or target; choose a new id for a new signal",
-                reason="SIGNAL_REQUEST_REUSED",
-                exec_id=exec_id,
-            )
-        return earlier is None
 
     def cancel(self, exec_id: str) -> Execution:
         """End a command, or make sure that one that has not arrived yet never starts.
@@ -224,7 +239,7 @@ class ExecService:
         if execution is None:
             if self._journal.ended(exec_id):
                 raise _expired(exec_id)
-            return self._bury(exec_id)
+            return self._bury(exec_id, "it was cancelled before it arrived")
         execution.cancel(End.KILLED, "it was cancelled")
         return execution
 
@@ -249,6 +264,7 @@ class ExecService:
     def interrupt(self) -> None:
         """The agent is about to stop: open calls end with UNAVAILABLE, and no command starts."""
         self._stopping = True
+        self._queue.hold_up()
         for execution in self._held.values():
             execution.interrupt()
 
@@ -258,15 +274,7 @@ class ExecService:
             execution.close()
         os.close(self._null_fd)
 
-    # ------------------------------------------------------------ the queue
-
-    def _start_next(self) -> None:
-        """Start the first serial command that waits, if none runs."""
-        while self._queue and self._serial is None and not self._stopping:
-            execution = self._queue.popleft()
-            if execution.command is not None and execution.result is None:
-                self._serial = execution
-                self._start(execution, execution.command)
+    # ------------------------------------------------------------ starts and ends
 
     def _start(self, execution: Execution, command: Command) -> None:
         execution.start(command, self._programs, lambda: self._begin(execution))
@@ -274,10 +282,7 @@ class ExecService:
     def _begin(self, execution: Execution) -> None:
         self._journal.begin(past_of(execution))
         execution.journalled = True
-
-    def _queue_timed_out(self, execution: Execution) -> None:
-        seconds = execution.command.queue_timeout if execution.command is not None else None
-        execution.cancel(End.NOT_STARTED, f"it waited longer than its queue timeout of {seconds:g} s")
+        self._backlog.remove(execution.exec_id)
 
     def _on_started(self, execution: Execution) -> None:
         """See Host.started."""
@@ -285,23 +290,15 @@ class ExecService:
 
     def _on_ended(self, execution: Execution) -> None:
         """See Host.ended."""
-        self._signals.pop(execution.exec_id, None)
-        self._journal.end(past_of(execution))
-        if execution.command is not None:  # otherwise it never was in the queue
-            self._leave_queue(execution)
+        self._signals.forget(execution.exec_id)
+        noted = self._journal.end(past_of(execution))
+        self._backlog.remove(execution.exec_id, noted=noted)
+        if execution.command is not None:  # otherwise it never was active
+            self._active -= 1
+            self._ended[execution.exec_id] = execution
+            self._forget_more_than(KEPT_COUNT, self._ended)
+            self._queue.leave(execution)
         self._tidy_journal()
-
-    def _leave_queue(self, execution: Execution) -> None:
-        self._active -= 1
-        self._ended[execution.exec_id] = execution
-        self._forget_more_than(KEPT_COUNT, self._ended)
-        if self._serial is execution:
-            self._serial = None
-        elif execution in self._queue:
-            self._queue.remove(execution)
-        if self._queue:
-            # Not at once: a thousand queued commands that all fail to start would nest a thousand deep.
-            self._loop.call_soon(self._start_next)
 
     # ------------------------------------------------------------ what is held
 
@@ -326,33 +323,52 @@ class ExecService:
             # A child of it still writes: read on, so that it does not get SIGPIPE, and throw it away.
             self._outliving.add(execution)
 
-    def _bury(self, exec_id: str) -> Execution:
+    def _bury(self, exec_id: str, why: str) -> Execution:
         execution = self._add(exec_id, None, 0)
         self._tombstones[exec_id] = execution
-        execution.adopt(_result(End.NOT_STARTED, "it was cancelled before it arrived"))
+        execution.adopt(_result(End.NOT_STARTED, why))
         self._forget_more_than(BURIED_COUNT, self._tombstones)
         return execution
 
-    def _restore(self, history: History) -> None:
-        """Commands of agents before this one. Those that ran have been ended with it; none ever runs again."""
-        oldest_ns = time.time_ns() - int(KEPT_SECONDS * 1e9)
-        ended = {
-            exec_id: past
-            for exec_id, past in (*history.ended.items(), *history.tombstones.items())
-            if past.result is not None and past.result.end_ns > oldest_ns
-        }
-        for past in sorted((*ended.values(), *history.begun.values()), key=lambda past: past.sequence):
-            self._sequence = past.sequence - 1
-            self._add(past.exec_id, command_of(past), 0)
+    def _restore(self, history: History) -> tuple[int, ...]:
+        """Commands of agents before this one. Those that ran have been ended with it; none ever runs again. Those that
+        waited go on.
+
+        Returns:
+            The processes of those that ran.
+        """
+        ended, begun = history.recent(time.time_ns() - int(KEPT_SECONDS * 1e9)), history.begun
+        waiting = [one for one in self._backlog.read() if not self._has_begun(one.exec_id, begun)]
+        for exec_id, sequence, command in in_order((*ended.values(), *begun.values()), waiting):
+            self._sequence = sequence - 1
+            self._add(exec_id, command, 0 if command is None else command.retained_limit)
         for exec_id, past in ended.items():
             restore(self._held[exec_id], past)
             group = self._ended if exec_id in history.ended else self._tombstones
             group[exec_id] = self._held[exec_id]
-        for exec_id, past in history.begun.items():
+        for exec_id, past in begun.items():
             restore(self._held[exec_id], past)
             self._active += 1
             self._held[exec_id].adopt(_result(End.AGENT_RESTARTED, _RESTARTED))
+        self._restore_waiting(waiting)
         self._spools.remove_others(self._held)
+        return tuple(past.pid for past in begun.values() if past.pid)
+
+    def _has_begun(self, exec_id: str, begun: Container[str]) -> bool:
+        if exec_id in begun or self._journal.ended(exec_id):
+            self._backlog.remove(exec_id)  # its agent was killed between the two
+            return True
+        return False
+
+    def _restore_waiting(self, waiting: Iterable[Waiting]) -> None:
+        for one in waiting:
+            if one.command is None:
+                self._bury(one.exec_id, _UNREADABLE)
+                continue
+            execution = self._held[one.exec_id]
+            restore_waiting(execution, one)
+            self._active += 1
+            self._queue.put_back(execution, one.command)
 
     def _tidy_journal(self) -> None:
         if self._journal.overgrown:

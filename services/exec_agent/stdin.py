@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from services.common.errors import FailedPreconditionError, OutOfRangeError
 from services.exec_agent.latch import wake
@@ -21,10 +21,21 @@ _AT_LINE_START: Final = frozenset({b"", b"\n", b"\r", _END_OF_FILE})
 """The last byte typed, where nothing of a line is waiting."""
 
 
+class InputLog(Protocol):
+    """Where input is noted until its command has started. Each call fails where it cannot be: then it is not taken."""
+
+    def took(self, offset: int, data: memoryview) -> None:
+        """This follows what was noted before."""
+
+    def ended(self, offset: int) -> None:
+        """That was all."""
+
+
 class Stdin:
     """The input of one command. All methods run on the event loop.
 
     Attributes:
+        log: where it is noted that input was taken, before its writer is told so; None: nowhere.
         offset: bytes taken; the offset of the next one.
         closed: no more is taken: its end was given, or the command does not want it.
         listeners: called when some was written, and when it is closed.
@@ -44,6 +55,7 @@ class Stdin:
         "_watching",
         "closed",
         "listeners",
+        "log",
         "offset",
     )
 
@@ -60,6 +72,7 @@ class Stdin:
         self._is_past = False
         self._last = b""
         self._waiters: set[asyncio.Future[None]] = set()
+        self.log: InputLog | None = None
         self.offset = 0
         self.closed = False
         self.listeners: set[Callable[[], None]] = set()
@@ -79,6 +92,11 @@ class Stdin:
         made._is_past = made.closed = True
         return made
 
+    def restore(self, data: bytes, *, ended: bool) -> None:
+        """Take what an agent before this one had taken of the input of a command that it did not start."""
+        self._hold(memoryview(data))
+        self._ending = self.closed = ended
+
     @property
     def written(self) -> int:
         """Bytes that the command's pipe or terminal has taken."""
@@ -91,6 +109,7 @@ class Stdin:
 
     def open(self, descriptor: int) -> None:
         """Write to `descriptor`, which is owned from now on, without blocking."""
+        self.log = None  # whatever becomes of the command now, it will not be started again
         self._fd = descriptor
         os.set_blocking(descriptor, False)
         self._write()
@@ -105,6 +124,7 @@ class Stdin:
         Raises:
             OutOfRangeError: STDIN_OFFSET_AHEAD: bytes before these are missing.
             FailedPreconditionError: STDIN_CLOSED.
+            ResourceExhaustedError: NO_SPACE: what is taken before the start cannot be noted.
         """
         rest, until = memoryview(data), self._loop.time() + patience
         while True:
@@ -120,9 +140,12 @@ class Stdin:
 
         Raises:
             OutOfRangeError: STDIN_OFFSET_AHEAD.
+            ResourceExhaustedError: NO_SPACE.
         """
         self.check_reached(offset)
         if not self.closed and offset == self.offset:
+            if self.log is not None:
+                self.log.ended(offset)
             self._ending = self.closed = True
             self._write()
             self._notify()
@@ -160,6 +183,8 @@ class Stdin:
         if not self.closed:
             part = new[: BUFFER_BYTES - self._buffered]
             if part:
+                if self.log is not None:
+                    self.log.took(self.offset, part)
                 self._hold(part)
                 self._write()
             if not self.closed:

@@ -170,6 +170,33 @@ async def test_a_command_that_waited_for_another_runs_once_the_agent_is_back(
         assert (await second).stdout == f"{size}\n"
 
 
+async def test_what_waits_in_the_queue_goes_on_with_its_input_once_the_agent_is_back(
+    client: orchard.AsyncSandboxClient,
+) -> None:
+    async with await client.create() as sandbox:
+        first = await sandbox.start("sleep 600", concurrent=False)
+        mark = "echo {0} >> /root/ran; "
+        waiting = {
+            "plain": await sandbox.start(mark.format("plain") + "printf out", concurrent=False),
+            "env": await sandbox.start(mark.format("env") + "printf %s $A", concurrent=False, env={"A": "own"}),
+            "fed": await sandbox.start(mark.format("fed") + "cat", concurrent=False, stdin=True),
+            "closed": await sandbox.start(mark.format("closed") + "cat", concurrent=False, stdin=True),
+        }
+        await waiting["fed"].write(b"before ")
+        await waiting["closed"].write(b"all")
+        await waiting["closed"].close_stdin()
+        waits = {name: asyncio.ensure_future(process.wait()) for name, process in waiting.items()}
+        with pytest.raises(orchard.CommandInterrupted):
+            await sandbox.exec("kill -9 -1; sleep 60", concurrent=True)
+        await waiting["fed"].write(b"after")
+        await waiting["fed"].close_stdin()
+        outputs = {name: (await wait).stdout for name, wait in waits.items()}
+        assert outputs == {"plain": "out", "env": "own", "fed": "before after", "closed": "all"}
+        assert (await sandbox.read_text("/root/ran")).split() == list(waiting)
+        with pytest.raises(orchard.CommandInterrupted):
+            await first.wait()
+
+
 async def test_the_agent_killed_from_inside_comes_back(client: orchard.AsyncSandboxClient) -> None:
     async with await client.create() as sandbox:
         # What the platform did to a command is an error, never a result that could be scored.

@@ -1,5 +1,6 @@
 """Secret environments whose gateway or agent is killed."""
 
+import asyncio
 import contextlib
 import secrets
 import signal
@@ -50,6 +51,21 @@ async def test_a_fresh_agent_gets_it_from_the_gateway(platform: PlatformProcess)
             assert (await sandbox.exec("printf %s $TOKEN")).stdout == secret
             await kill_the_agent(sandbox)
         assert (await sandbox.exec("printf %s $TOKEN")).stdout == secret
+        await sandbox.delete()
+
+
+async def test_a_command_that_waits_gets_it_under_a_fresh_agent(platform: PlatformProcess) -> None:
+    """No other call than that which waits for its end tells the gateway that the agent has none."""
+    secret = secrets.token_hex(8)
+    async with orchard.AsyncSandboxClient(endpoint=platform.endpoint, api_key=platform.api_key) as client:
+        sandbox = await client.create(secret_env={"TOKEN": secret})
+        await sandbox.start("sleep 600", concurrent=False)
+        waiting = await sandbox.start("printf %s $TOKEN", concurrent=False)
+        result = asyncio.ensure_future(waiting.wait())
+        killer = await sandbox.start("kill -9 -1; sleep 60")
+        assert (await result).stdout == secret
+        with pytest.raises(orchard.CommandInterrupted):
+            await killer.wait()
         await sandbox.delete()
 
 

@@ -50,7 +50,7 @@ class _ExecStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExecState.V
     EXEC_STATE_UNSPECIFIED: _ExecState.ValueType  # 0
     """Never sent."""
     EXEC_STATE_QUEUED: _ExecState.ValueType  # 1
-    """Waits for the serial commands before it."""
+    """Waits for the serial commands before it; under the next agent too, with the input that was taken, where its own is killed."""
     EXEC_STATE_RUNNING: _ExecState.ValueType  # 2
     """Runs."""
     EXEC_STATE_ENDED: _ExecState.ValueType  # 3
@@ -62,7 +62,7 @@ class ExecState(_ExecState, metaclass=_ExecStateEnumTypeWrapper):
 EXEC_STATE_UNSPECIFIED: ExecState.ValueType  # 0
 """Never sent."""
 EXEC_STATE_QUEUED: ExecState.ValueType  # 1
-"""Waits for the serial commands before it."""
+"""Waits for the serial commands before it; under the next agent too, with the input that was taken, where its own is killed."""
 EXEC_STATE_RUNNING: ExecState.ValueType  # 2
 """Runs."""
 EXEC_STATE_ENDED: ExecState.ValueType  # 3

@@ -28,7 +28,8 @@ if _version_not_supported:
 class ExecServiceStub:
     """ExecService runs commands in a sandbox. The agent inside the sandbox serves it; the gateway passes it through. In every
     request sandbox_id is field 1, by which the gateway routes. Errors of every call: NOT_FOUND (no such sandbox or exec),
-    FAILED_PRECONDITION (the sandbox has ended: SANDBOX_LOST, reason in metadata), UNAVAILABLE (retry; nothing is lost).
+    FAILED_PRECONDITION (the sandbox has ended: SANDBOX_LOST, reason in metadata), UNAVAILABLE (retry; nothing is lost. SECRET_ENV_PENDING: the
+    command waits in an agent that was started anew, and that for the secret environment).
     """
 
     def __init__(self, channel):
@@ -92,12 +93,14 @@ class ExecServiceStub:
 class ExecServiceServicer:
     """ExecService runs commands in a sandbox. The agent inside the sandbox serves it; the gateway passes it through. In every
     request sandbox_id is field 1, by which the gateway routes. Errors of every call: NOT_FOUND (no such sandbox or exec),
-    FAILED_PRECONDITION (the sandbox has ended: SANDBOX_LOST, reason in metadata), UNAVAILABLE (retry; nothing is lost).
+    FAILED_PRECONDITION (the sandbox has ended: SANDBOX_LOST, reason in metadata), UNAVAILABLE (retry; nothing is lost. SECRET_ENV_PENDING: the
+    command waits in an agent that was started anew, and that for the secret environment).
     """
 
     def StartExec(self, request, context):
         """StartExec starts a command, or queues it behind the serial ones. Idempotent by exec_id while the sandbox lives: a repeat
-        starts nothing and returns the exec as it stands. Errors: INVALID_ARGUMENT (field named; ARGUMENTS_TOO_LARGE), ALREADY_EXISTS
+        starts nothing and returns the exec as it stands. What was accepted and has not begun when its agent is killed goes on under the
+        next one, in its order and with the input that was taken; what ran ends as AGENT_RESTARTED. Errors: INVALID_ARGUMENT (field named; ARGUMENTS_TOO_LARGE), ALREADY_EXISTS
         (EXEC_ID_REUSED: the exec id was used with another spec), FAILED_PRECONDITION (EXEC_EXPIRED: it ended and is no longer kept;
         CWD_NOT_FOUND, CWD_NOT_A_DIRECTORY, CWD_NOT_ACCESSIBLE, COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE, SHELL_NOT_FOUND,
         USER_NOT_FOUND, USER_NOT_AVAILABLE: it could not start), RESOURCE_EXHAUSTED (TOO_MANY_EXECS, PROCESS_LIMIT, NO_SPACE),
@@ -152,7 +155,8 @@ class ExecServiceServicer:
         that this was all. Bytes that were taken already are skipped, so a call that broke is repeated as it was. It answers when all are
         taken, or with what is taken when a message has waited 30 s for the command to read (the agent holds 256 KiB): call again from there.
         Errors: OUT_OF_RANGE (STDIN_OFFSET_AHEAD: bytes before these are missing; expected_offset in metadata), FAILED_PRECONDITION (STDIN_CLOSED:
-        its end was sent, the command has closed it or has ended; STDIN_NOT_OPEN: it was started without stdin_mode or tty; EXEC_EXPIRED).
+        its end was sent, the command has closed it or has ended; STDIN_NOT_OPEN: it was started without stdin_mode or tty; EXEC_EXPIRED), RESOURCE_EXHAUSTED
+        (NO_SPACE: the command waits, and its input cannot be kept meanwhile).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -248,7 +252,8 @@ def add_ExecServiceServicer_to_server(servicer, server):
 class ExecService:
     """ExecService runs commands in a sandbox. The agent inside the sandbox serves it; the gateway passes it through. In every
     request sandbox_id is field 1, by which the gateway routes. Errors of every call: NOT_FOUND (no such sandbox or exec),
-    FAILED_PRECONDITION (the sandbox has ended: SANDBOX_LOST, reason in metadata), UNAVAILABLE (retry; nothing is lost).
+    FAILED_PRECONDITION (the sandbox has ended: SANDBOX_LOST, reason in metadata), UNAVAILABLE (retry; nothing is lost. SECRET_ENV_PENDING: the
+    command waits in an agent that was started anew, and that for the secret environment).
     """
 
     @staticmethod

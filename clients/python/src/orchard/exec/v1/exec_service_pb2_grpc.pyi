@@ -29,7 +29,8 @@ GRPC_VERSION: str
 class ExecServiceStub:
     """ExecService runs commands in a sandbox. The agent inside the sandbox serves it; the gateway passes it through. In every
     request sandbox_id is field 1, by which the gateway routes. Errors of every call: NOT_FOUND (no such sandbox or exec),
-    FAILED_PRECONDITION (the sandbox has ended: SANDBOX_LOST, reason in metadata), UNAVAILABLE (retry; nothing is lost).
+    FAILED_PRECONDITION (the sandbox has ended: SANDBOX_LOST, reason in metadata), UNAVAILABLE (retry; nothing is lost. SECRET_ENV_PENDING: the
+    command waits in an agent that was started anew, and that for the secret environment).
     """
 
     @_typing.overload
@@ -38,7 +39,8 @@ class ExecServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ExecServiceAsyncStub: ...
     StartExec: _grpc.UnaryUnaryMultiCallable[_exec_service_pb2.StartExecRequest, _exec_service_pb2.StartExecResponse]
     """StartExec starts a command, or queues it behind the serial ones. Idempotent by exec_id while the sandbox lives: a repeat
-    starts nothing and returns the exec as it stands. Errors: INVALID_ARGUMENT (field named; ARGUMENTS_TOO_LARGE), ALREADY_EXISTS
+    starts nothing and returns the exec as it stands. What was accepted and has not begun when its agent is killed goes on under the
+    next one, in its order and with the input that was taken; what ran ends as AGENT_RESTARTED. Errors: INVALID_ARGUMENT (field named; ARGUMENTS_TOO_LARGE), ALREADY_EXISTS
     (EXEC_ID_REUSED: the exec id was used with another spec), FAILED_PRECONDITION (EXEC_EXPIRED: it ended and is no longer kept;
     CWD_NOT_FOUND, CWD_NOT_A_DIRECTORY, CWD_NOT_ACCESSIBLE, COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE, SHELL_NOT_FOUND,
     USER_NOT_FOUND, USER_NOT_AVAILABLE: it could not start), RESOURCE_EXHAUSTED (TOO_MANY_EXECS, PROCESS_LIMIT, NO_SPACE),
@@ -67,7 +69,8 @@ class ExecServiceStub:
     that this was all. Bytes that were taken already are skipped, so a call that broke is repeated as it was. It answers when all are
     taken, or with what is taken when a message has waited 30 s for the command to read (the agent holds 256 KiB): call again from there.
     Errors: OUT_OF_RANGE (STDIN_OFFSET_AHEAD: bytes before these are missing; expected_offset in metadata), FAILED_PRECONDITION (STDIN_CLOSED:
-    its end was sent, the command has closed it or has ended; STDIN_NOT_OPEN: it was started without stdin_mode or tty; EXEC_EXPIRED).
+    its end was sent, the command has closed it or has ended; STDIN_NOT_OPEN: it was started without stdin_mode or tty; EXEC_EXPIRED), RESOURCE_EXHAUSTED
+    (NO_SPACE: the command waits, and its input cannot be kept meanwhile).
     """
     GetStdin: _grpc.UnaryUnaryMultiCallable[_exec_service_pb2.GetStdinRequest, _exec_service_pb2.GetStdinResponse]
     """GetStdin tells from where to go on writing. Errors: FAILED_PRECONDITION (STDIN_NOT_OPEN, EXEC_EXPIRED)."""
@@ -87,13 +90,15 @@ class ExecServiceStub:
 class ExecServiceAsyncStub(ExecServiceStub):
     """ExecService runs commands in a sandbox. The agent inside the sandbox serves it; the gateway passes it through. In every
     request sandbox_id is field 1, by which the gateway routes. Errors of every call: NOT_FOUND (no such sandbox or exec),
-    FAILED_PRECONDITION (the sandbox has ended: SANDBOX_LOST, reason in metadata), UNAVAILABLE (retry; nothing is lost).
+    FAILED_PRECONDITION (the sandbox has ended: SANDBOX_LOST, reason in metadata), UNAVAILABLE (retry; nothing is lost. SECRET_ENV_PENDING: the
+    command waits in an agent that was started anew, and that for the secret environment).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     StartExec: _aio.UnaryUnaryMultiCallable[_exec_service_pb2.StartExecRequest, _exec_service_pb2.StartExecResponse]  # type: ignore[assignment]
     """StartExec starts a command, or queues it behind the serial ones. Idempotent by exec_id while the sandbox lives: a repeat
-    starts nothing and returns the exec as it stands. Errors: INVALID_ARGUMENT (field named; ARGUMENTS_TOO_LARGE), ALREADY_EXISTS
+    starts nothing and returns the exec as it stands. What was accepted and has not begun when its agent is killed goes on under the
+    next one, in its order and with the input that was taken; what ran ends as AGENT_RESTARTED. Errors: INVALID_ARGUMENT (field named; ARGUMENTS_TOO_LARGE), ALREADY_EXISTS
     (EXEC_ID_REUSED: the exec id was used with another spec), FAILED_PRECONDITION (EXEC_EXPIRED: it ended and is no longer kept;
     CWD_NOT_FOUND, CWD_NOT_A_DIRECTORY, CWD_NOT_ACCESSIBLE, COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE, SHELL_NOT_FOUND,
     USER_NOT_FOUND, USER_NOT_AVAILABLE: it could not start), RESOURCE_EXHAUSTED (TOO_MANY_EXECS, PROCESS_LIMIT, NO_SPACE),
@@ -122,7 +127,8 @@ class ExecServiceAsyncStub(ExecServiceStub):
     that this was all. Bytes that were taken already are skipped, so a call that broke is repeated as it was. It answers when all are
     taken, or with what is taken when a message has waited 30 s for the command to read (the agent holds 256 KiB): call again from there.
     Errors: OUT_OF_RANGE (STDIN_OFFSET_AHEAD: bytes before these are missing; expected_offset in metadata), FAILED_PRECONDITION (STDIN_CLOSED:
-    its end was sent, the command has closed it or has ended; STDIN_NOT_OPEN: it was started without stdin_mode or tty; EXEC_EXPIRED).
+    its end was sent, the command has closed it or has ended; STDIN_NOT_OPEN: it was started without stdin_mode or tty; EXEC_EXPIRED), RESOURCE_EXHAUSTED
+    (NO_SPACE: the command waits, and its input cannot be kept meanwhile).
     """
     GetStdin: _aio.UnaryUnaryMultiCallable[_exec_service_pb2.GetStdinRequest, _exec_service_pb2.GetStdinResponse]  # type: ignore[assignment]
     """GetStdin tells from where to go on writing. Errors: FAILED_PRECONDITION (STDIN_NOT_OPEN, EXEC_EXPIRED)."""
@@ -141,7 +147,8 @@ class ExecServiceAsyncStub(ExecServiceStub):
 class ExecServiceServicer(metaclass=_abc_1.ABCMeta):
     """ExecService runs commands in a sandbox. The agent inside the sandbox serves it; the gateway passes it through. In every
     request sandbox_id is field 1, by which the gateway routes. Errors of every call: NOT_FOUND (no such sandbox or exec),
-    FAILED_PRECONDITION (the sandbox has ended: SANDBOX_LOST, reason in metadata), UNAVAILABLE (retry; nothing is lost).
+    FAILED_PRECONDITION (the sandbox has ended: SANDBOX_LOST, reason in metadata), UNAVAILABLE (retry; nothing is lost. SECRET_ENV_PENDING: the
+    command waits in an agent that was started anew, and that for the secret environment).
     """
 
     @_abc_1.abstractmethod
@@ -151,7 +158,8 @@ class ExecServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_exec_service_pb2.StartExecResponse, _abc.Awaitable[_exec_service_pb2.StartExecResponse]]:
         """StartExec starts a command, or queues it behind the serial ones. Idempotent by exec_id while the sandbox lives: a repeat
-        starts nothing and returns the exec as it stands. Errors: INVALID_ARGUMENT (field named; ARGUMENTS_TOO_LARGE), ALREADY_EXISTS
+        starts nothing and returns the exec as it stands. What was accepted and has not begun when its agent is killed goes on under the
+        next one, in its order and with the input that was taken; what ran ends as AGENT_RESTARTED. Errors: INVALID_ARGUMENT (field named; ARGUMENTS_TOO_LARGE), ALREADY_EXISTS
         (EXEC_ID_REUSED: the exec id was used with another spec), FAILED_PRECONDITION (EXEC_EXPIRED: it ended and is no longer kept;
         CWD_NOT_FOUND, CWD_NOT_A_DIRECTORY, CWD_NOT_ACCESSIBLE, COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE, SHELL_NOT_FOUND,
         USER_NOT_FOUND, USER_NOT_AVAILABLE: it could not start), RESOURCE_EXHAUSTED (TOO_MANY_EXECS, PROCESS_LIMIT, NO_SPACE),
@@ -216,7 +224,8 @@ class ExecServiceServicer(metaclass=_abc_1.ABCMeta):
         that this was all. Bytes that were taken already are skipped, so a call that broke is repeated as it was. It answers when all are
         taken, or with what is taken when a message has waited 30 s for the command to read (the agent holds 256 KiB): call again from there.
         Errors: OUT_OF_RANGE (STDIN_OFFSET_AHEAD: bytes before these are missing; expected_offset in metadata), FAILED_PRECONDITION (STDIN_CLOSED:
-        its end was sent, the command has closed it or has ended; STDIN_NOT_OPEN: it was started without stdin_mode or tty; EXEC_EXPIRED).
+        its end was sent, the command has closed it or has ended; STDIN_NOT_OPEN: it was started without stdin_mode or tty; EXEC_EXPIRED), RESOURCE_EXHAUSTED
+        (NO_SPACE: the command waits, and its input cannot be kept meanwhile).
         """
 
     @_abc_1.abstractmethod

@@ -95,7 +95,7 @@ class Run:
                 async with nullcontext() if self.input is None else feeding(self, self.input):
                     return await self.collect()
             except errors.ExecNotFound:
-                # Once more, if it waited for others when its agent was killed: agents of before kept none that never began.
+                # Once more, if it waited for others when its agent was killed: older ones kept none that never began.
                 if response.exec.state != exec_pb2.EXEC_STATE_QUEUED or self.offset:
                     raise
             wait_seconds = 0.0

@@ -18,6 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
+from tests.support.streams import Accepted
+
 END = b"0\r\n\r\n"
 
 
@@ -73,7 +75,7 @@ class ApiProxy:
         self._tls = ssl.create_default_context(cafile=cluster["certificate-authority"])
         self._token = user["token"]
         self._open: dict[asyncio.StreamWriter, Connection] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._accepted = Accepted(self._handle)
         self._replies: list[tuple[str, Reply]] = []
         self._harms: list[Harm] = []
         self._flowing = asyncio.Event()
@@ -86,7 +88,7 @@ class ApiProxy:
     @asynccontextmanager
     async def running(self, kubeconfig: Path) -> AsyncIterator[None]:
         """Serve, and write a kubeconfig that leads here."""
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=1 << 24)
+        server = await asyncio.start_server(self._accepted.accept, "127.0.0.1", 0, limit=1 << 24)
         port = server.sockets[0].getsockname()[1]
         kubeconfig.write_text(
             yaml.safe_dump(
@@ -103,10 +105,7 @@ class ApiProxy:
         try:
             yield
         finally:
-            server.close()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._accepted.end(server)
             await server.wait_closed()
 
     @property
@@ -130,8 +129,7 @@ class ApiProxy:
         """Break every connection."""
         for connection in self._open.values():
             connection.abort()
-        for task in self._tasks:
-            task.cancel()
+        self._accepted.cancel()
 
     def stall(self) -> None:
         """Pass nothing on and close nothing: half-open."""
@@ -149,23 +147,14 @@ class ApiProxy:
                 if end:
                     connection.end()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             if not self.refusing:
                 await self._serve(reader, writer)
-        except (OSError, asyncio.IncompleteReadError, ssl.SSLError):
-            writer.transport.abort()
-        except asyncio.CancelledError:
+        except (OSError, asyncio.IncompleteReadError):
             writer.transport.abort()
         finally:
             self._open.pop(writer, None)
-            self._tasks.discard(task)
-            writer.close()
-            with contextlib.suppress(OSError, asyncio.CancelledError):
-                await writer.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from tests.support.streams import Accepted
+
 GOOD = "good"
 FORGED_TICKET = "0123456789abcdef"
 
@@ -40,7 +42,6 @@ class JudgeServer:
         self.most_running = 0
         self.arrived = asyncio.Event()
         self.go_on = asyncio.Event()
-        self._connections: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
@@ -54,22 +55,8 @@ class JudgeServer:
         self.go_on.clear()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
-            while await self._request(reader, writer):
-                pass
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        while await self._request(reader, writer):
             pass
-        finally:
-            self._connections.discard(task)
-            writer.close()
-
-    async def close(self) -> None:
-        for task in [*self._connections]:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -199,14 +186,12 @@ def _message(text: str, finish: str) -> dict[str, Any]:
 async def running_judge(listening: socket.socket | None = None) -> AsyncIterator[JudgeServer]:
     """A server for the time of the context; on a socket of the caller's, which stays open behind it."""
     judge = JudgeServer()
-    if listening is None:
-        server = await asyncio.start_server(judge.serve, "127.0.0.1", 0, limit=64 << 20)
-    else:
-        server = await asyncio.start_server(judge.serve, sock=listening.dup(), limit=64 << 20)
+    accepted = Accepted(judge.serve)
+    where: dict[str, Any] = {"host": "127.0.0.1", "port": 0} if listening is None else {"sock": listening.dup()}
+    server = await asyncio.start_server(accepted.accept, **where, limit=64 << 20)
     judge.port = server.sockets[0].getsockname()[1]
     try:
         yield judge
     finally:
-        server.close()
-        await judge.close()
+        await accepted.end(server)
         await server.wait_closed()

@@ -6,10 +6,12 @@ import asyncio
 import hashlib
 import signal
 import threading
+from typing import Any
 
 import orchard
 import pytest
 from orchard import AsyncSandbox, ExecEnd, ExecState, Sandbox, SandboxClient
+from orchard._client import execs
 
 
 def test_result_has_both_streams_and_the_exit_code(sandbox: Sandbox) -> None:
@@ -240,6 +242,33 @@ def test_list_execs_has_what_ran(sandbox: Sandbox) -> None:
     sandbox.exec("exit 2", exec_id="listed-1")
     found = next(e for e in sandbox.list_execs() if e.exec_id == "listed-1")
     assert (found.state, found.exit_code, found.command) == (ExecState.ENDED, 2, "exit 2")
+
+
+async def test_whoever_takes_long_over_output_stays_attached(
+    asandbox: AsyncSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off because nothing is taken, the command would have nobody, and be ended as an orphan."""
+    watchdogs: list[execs._Watchdog] = []
+
+    class Watchdog(execs._Watchdog):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            watchdogs.append(self)
+
+    monkeypatch.setattr(execs, "_Watchdog", Watchdog)
+    seen = ""
+    command = "echo one; until test -e /tmp/taken; do sleep 0.02; done; echo two"
+    async for chunk in asandbox.exec_stream(command, exec_id="unread-1", concurrent=True):
+        seen += chunk.text
+        if seen == "one\n":
+            await asandbox.write_file("/tmp/taken", "")
+            assert (await asandbox.process("unread-1").wait(110)).ok
+            with monkeypatch.context() as patch:
+                patch.setattr(execs, "_STALL_SECONDS", 0.0)
+                watchdogs[0]._timer.cancel()
+                watchdogs[0]._look()
+            assert watchdogs[0]._task is None
+    assert seen == "one\ntwo\n"
 
 
 # Sync and async, threads and loops

@@ -141,7 +141,9 @@ class Run:
                             if event == "chunk":
                                 chunk = self._take(response.chunk, characters)
                                 if chunk is not None:
+                                    watchdog.rest()
                                     yield chunk
+                                    watchdog.progress()
                             elif event == "gap":
                                 self.skip(response.gap)
                             elif event == "result":
@@ -261,12 +263,16 @@ class _Watchdog:
     def __init__(self, run: Run, interrupt: Callable[[], None]) -> None:
         self._run = run
         self._interrupt = interrupt
-        self._last = time.monotonic()
+        self._last: float | None = time.monotonic()
         self._task: asyncio.Task[None] | None = None
         self._timer = asyncio.get_running_loop().call_later(_STALL_SECONDS, self._look)
 
     def progress(self) -> None:
         self._last = time.monotonic()
+
+    def rest(self) -> None:
+        """Somebody uses what came, and may take any time. Cut meanwhile, the command would be an orphan."""
+        self._last = None
 
     def stop(self) -> None:
         self._timer.cancel()
@@ -275,8 +281,8 @@ class _Watchdog:
 
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
-        silent = time.monotonic() - self._last
-        if silent >= _STALL_SECONDS:
+        silent = 0.0 if self._last is None else time.monotonic() - self._last
+        if self._last is not None and silent >= _STALL_SECONDS:
             self._task = loop.create_task(self._check(), name=f"check {self._run.exec_id}")
             silent = 0.0
         self._timer = loop.call_later(max(1.0, _STALL_SECONDS - silent), self._look)
@@ -291,7 +297,7 @@ class _Watchdog:
         if not moved:
             return
         await asyncio.sleep(_OUTPUT_SLACK)
-        if self._last == last:
+        if last is not None and self._last == last:
             self._interrupt()
 
 

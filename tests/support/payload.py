@@ -26,6 +26,7 @@ from orchard.sandbox.v1 import sandbox_pb2
 from services.common import pods
 from services.common.server import CHANNEL_OPTIONS
 from services.common.tokens import Signer, generate_key, public_pem
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 UID = "1f0c8c9e-5a3b-4d5e-9d5f-0a1b2c3d4e5f"
@@ -67,9 +68,7 @@ class Container:
         }
         for name, text in shown.items():
             (config / name).write_text(text)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         read, write = os.pipe()
         arguments = [
             *(str(bwrap_path()), "--bind", str(root), "/", "--proc", "/proc", "--dev", "/dev"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.support.health import SERVING, wait_health
 from tests.support.platform import ROOT, PlatformProcess
-from tests.support.tls_stores import free_port
+from tests.support.ports import free_port
 
 
 class SecondGateway:

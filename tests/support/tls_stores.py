@@ -5,13 +5,10 @@ Both ask their clients for a certificate.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -24,8 +21,7 @@ import redis
 
 from tests.support.certificates import Authority, MountedSecret
 from tests.support.platform import wait_until
-
-HOST = "127.0.0.1"
+from tests.support.ports import HOST, free_port
 
 
 class TlsServer:
@@ -159,16 +155,6 @@ def _secrets(folder: Path, authority: Authority, caller: str) -> tuple[MountedSe
         MountedSecret(folder / "server", authority.issue(HOST), authority.pem),
         MountedSecret(folder / "caller", authority.issue(caller), authority.pem),
     )
-
-
-def free_port() -> int:
-    """A port that is free, and that the kernel gives to nobody who asks for any."""
-    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    apart = [port for port in range(10_000, 65_536) if not first <= port <= last]
-    while True:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((HOST, random.choice(apart or [0])))
-            return int(probe.getsockname()[1])
 
 
 def _needed(program: str | None, package: str) -> str:

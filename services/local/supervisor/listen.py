@@ -1,11 +1,11 @@
-"""The gateway's address: what the user gave, checked before anything starts."""
+"""The gateway's address: what the user gave, checked and reserved before anything starts."""
 
 from __future__ import annotations
 
 import errno
 import random
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from services.local.supervisor.errors import PlatformError
@@ -19,17 +19,24 @@ _TRIES: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """An address that could be bound a moment ago.
+    """An address that is the gateway's until `close`.
 
     Attributes:
         address: where the gateway listens.
         endpoint: where clients on this machine find it.
         beyond_this_machine: whether others can reach it.
+        reserved: bound and never listening: the gateway, which sets SO_REUSEADDR, can bind beside it, also when it is
+            started again, and nobody who looks for a free port is given this one.
     """
 
     address: str
     endpoint: str
     beyond_this_machine: bool
+    reserved: socket.socket = field(repr=False, compare=False)
+
+    def close(self) -> None:
+        """Let others have it."""
+        self.reserved.close()
 
 
 def choose_listen(text: str) -> Listen:
@@ -49,45 +56,54 @@ def choose_listen(text: str) -> Listen:
     except (OSError, UnicodeError):
         raise PlatformError(f"--listen: there is no host {host!r}") from None
     ip = str(target[0])
-    port = int(digits) or _free_port(family, ip)
-    _bind(family, ip, port)
+    reserved = _bind(family, ip, int(digits)) if int(digits) else _free_port(family, ip)
+    port = int(reserved.getsockname()[1])
     reachable = ip in _WILDCARDS or not (ip.startswith("127.") or ip == "::1")
-    return Listen(_join(ip, port), _join(_WILDCARDS.get(ip, ip), port), reachable)
+    return Listen(_join(ip, port), _join(_WILDCARDS.get(ip, ip), port), reachable, reserved)
 
 
 def _join(ip: str, port: int) -> str:
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
-def _free_port(family: socket.AddressFamily, ip: str) -> int:
+def _free_port(family: socket.AddressFamily, ip: str) -> socket.socket:
     for _ in range(_TRIES):
         port = random.choice(_FREE_PORTS)  # noqa: S311 (nothing secret)
-        if _try_bind(family, ip, port) is None:
-            return port
+        reserved = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            # Refused also where another has reserved it.
+            reserved.bind((ip, port))
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        except OSError:
+            reserved.close()
+        else:
+            return reserved
     raise PlatformError(f"--listen: found no free port on {ip}")
 
 
-def _bind(family: socket.AddressFamily, ip: str, port: int) -> None:
-    error = _try_bind(family, ip, port)
-    if error is None:
-        return
-    if error.errno == errno.EADDRINUSE:
-        raise PlatformError(
-            f"port {port} on {ip} is in use: stop what listens there, or choose another with --port (0: any free one) "
-            "or --listen"
-        )
-    if error.errno == errno.EACCES:
-        raise PlatformError(f"port {port} needs privileges: choose one above 1023 with --port")
-    raise PlatformError(f"--listen: cannot listen on {ip}: {error.strerror}")
-
-
-def _try_bind(family: socket.AddressFamily, ip: str, port: int) -> OSError | None:
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # Connections of an earlier gateway that still fade away are not in the way.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((ip, port))
+def _bind(family: socket.AddressFamily, ip: str, port: int) -> socket.socket:
+    try:
+        with _bound(family, ip, port) as probe:
             probe.listen(1)
-        except OSError as error:
-            return error
-    return None
+        return _bound(family, ip, port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PlatformError(
+                f"port {port} on {ip} is in use: stop what listens there, or choose another with --port (0: any free "
+                "one) or --listen"
+            ) from None
+        if error.errno == errno.EACCES:
+            raise PlatformError(f"port {port} needs privileges: choose one above 1023 with --port") from None
+        raise PlatformError(f"--listen: cannot listen on {ip}: {error.strerror}") from None
+
+
+def _bound(family: socket.AddressFamily, ip: str, port: int) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # Connections of an earlier gateway that still fade away are not in the way.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((ip, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound

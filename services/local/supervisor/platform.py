@@ -29,7 +29,7 @@ from services.local.supervisor.directories import (
 from services.local.supervisor.errors import PlatformError
 from services.local.supervisor.files import write_private
 from services.local.supervisor.layout import STOP_ORDER, Layout, migrations_digest
-from services.local.supervisor.listen import DEFAULT_LISTEN, choose_listen
+from services.local.supervisor.listen import DEFAULT_LISTEN, Listen, choose_listen
 from services.local.supervisor.node_client import NodeFacts, ask_node
 from services.local.supervisor.output import Output
 from services.local.supervisor.profile import write_profile
@@ -92,6 +92,7 @@ class Platform:
         self._layout: Layout | None = None
         self._run_lock: int | None = None
         self._lifeline: tuple[int, ...] = ()
+        self._listen: Listen | None = None
 
     async def __aenter__(self) -> Self:
         began = time.monotonic()
@@ -154,19 +155,13 @@ class Platform:
         chosen = options.data_directory or default_data_directory(options.environment)
         self._data = DataDirectory.open(chosen)
         await self._data.wait_for_leftovers(self._output.say)
-        listen = choose_listen(options.listen)
+        listen = self._listen = choose_listen(options.listen)
         self._data.write_holder(listen.endpoint)
         run = run_directory_of(self._data.path, options.environment)
         self._run_lock = make_run_directory(run)
         self._lifeline = os.pipe()
         self._layout = Layout(
-            self._data.path,
-            run,
-            listen,
-            self._lifeline[0],
-            options.environment,
-            options.log_format,
-            options.log_level,
+            self._data.path, run, listen, self._lifeline[0], options.environment, options.log_format, options.log_level
         )
         await _check_runtime(self._layout)
         self.endpoint = self._layout.endpoint
@@ -300,6 +295,9 @@ class Platform:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._units, self._tasks = {}, {}
+        if self._listen is not None:
+            self._listen.close()
+            self._listen = None
         self._end_lifeline()
         if self._children is not None:
             await self._end_inherited(self._children)

@@ -18,7 +18,7 @@ from services.local.supervisor import Platform, PlatformError, PlatformOptions
 from services.local.supervisor.children import Children
 from services.local.supervisor.output import Output
 from tests.support.platform import ROOT, SERVICES, PlatformProcess, identify, wait_until
-from tests.support.tls_stores import free_port
+from tests.support.ports import free_port
 
 
 def up(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:

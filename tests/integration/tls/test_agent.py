@@ -30,7 +30,7 @@ from services.gateway.proxy import AgentProxy
 from services.watcher.process import AgentProber
 from tests.integration.gateway.test_agents import Caller, World
 from tests.support.certificates import Authority, MountedSecret
-from tests.support.tls_stores import free_port
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 UID = "uid-of-an-agent"

@@ -25,7 +25,8 @@ from services.common.tokens import private_pem
 from tests.integration.local_node.harness import Account, NodeProcess
 from tests.support.certificates import Authority, MountedSecret
 from tests.support.health import SERVING, wait_health
-from tests.support.tls_stores import TlsServer, free_port, running_tls_postgres, running_tls_redis
+from tests.support.ports import free_port
+from tests.support.tls_stores import TlsServer, running_tls_postgres, running_tls_redis
 
 ROOT = Path(__file__).parents[3]
 HOST = "127.0.0.1"

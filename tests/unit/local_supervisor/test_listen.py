@@ -1,5 +1,7 @@
 import socket
+from contextlib import closing
 
+import grpc.aio
 import pytest
 
 from services.local.supervisor.errors import PlatformError
@@ -30,8 +32,32 @@ def test_port_zero_becomes_a_port_that_is_free() -> None:
     assert port > 1023
     assert chosen.endpoint == chosen.address == f"127.0.0.1:{port}"
     assert not chosen.beyond_this_machine
+    chosen.close()
     with socket.socket() as server:
         server.bind(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("given", [False, True])
+async def test_what_was_chosen_is_the_gateways_until_it_is_let_go(monkeypatch: pytest.MonkeyPatch, given: bool) -> None:
+    """Nobody else is given it before the gateway listens, or while it is started again."""
+    chosen = choose_listen("127.0.0.1:0")
+    port = int(chosen.address.rpartition(":")[2])
+    monkeypatch.setattr("services.local.supervisor.listen._FREE_PORTS", range(port, port + 1))
+    if given:
+        chosen, first = choose_listen(chosen.address), chosen
+        first.close()
+    with closing(chosen):
+        for _ in range(2):
+            with pytest.raises(PlatformError, match="found no free port"):
+                choose_listen("127.0.0.1:0")
+            gateway = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+            assert gateway.add_insecure_port(chosen.address) == port
+            await gateway.start()
+            with pytest.raises(PlatformError, match="is in use"):
+                choose_listen(chosen.address)
+            await gateway.stop(None)
+    with closing(choose_listen("127.0.0.1:0")) as another:
+        assert another == chosen
 
 
 def test_a_port_in_use_names_the_flag() -> None:
@@ -48,3 +74,4 @@ def test_clients_of_a_wildcard_use_the_loopback() -> None:
     assert chosen.address.startswith("0.0.0.0:")
     assert chosen.endpoint.startswith("127.0.0.1:")
     assert chosen.beyond_this_machine
+    chosen.close()

@@ -61,7 +61,7 @@ async def watched(folder: Path) -> AsyncIterator[tuple[Scripted, WatchCache, asy
 
 
 async def known(cache: WatchCache, sandbox_id: str, revision: int = 1) -> Observed | None:
-    return await cache.wait("t", sandbox_id, lambda seen: seen.revision >= revision, 10)
+    return await cache.wait("t", sandbox_id, lambda seen: seen.revision >= revision, 110)
 
 
 async def test_it_is_live_from_the_snapshot_to_the_end_of_the_stream(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ async def test_a_waiter_wakes_only_for_its_own_sandbox(tmp_path: Path) -> None:
         for name in ("a", "b"):
             scripted.messages.put_nowait(ready(name))
         assert await known(cache, "b")
-        waiting = asyncio.ensure_future(cache.wait("t", "a", enough, 10))
+        waiting = asyncio.ensure_future(cache.wait("t", "a", enough, 110))
         for revision in range(2, 50):
             scripted.messages.put_nowait(ready("b", revision))
             assert await known(cache, "b", revision)
@@ -136,7 +136,7 @@ async def test_a_watcher_that_lags_drops_nothing_until_it_has_caught_up(tmp_path
         gone = Observed("t", "old", "u-old", 7, State.DELETED)
         scripted.messages.put_nowait(Response(sandbox=to_proto(gone, include_spec=False)))
         scripted.messages.put_nowait(ready("new", 8))
-        assert await cache.wait("t", "old", lambda seen: seen.state is State.DELETED, 10)
+        assert await cache.wait("t", "old", lambda seen: seen.state is State.DELETED, 110)
         assert not cache.live  # there is more to come
         scripted.messages.put_nowait(Response(bookmark=watch_service_pb2.Bookmark(), complete_revision=8))
         assert await asyncio.wait_for(synced.get(), 110)
@@ -154,7 +154,7 @@ async def test_what_is_gone_goes_when_the_watcher_has_caught_up(tmp_path: Path) 
         await unwell(cache)
         assert cache.get("t", "a").state is State.READY  # type: ignore[union-attr]
         scripted.messages.put_nowait(Response(bookmark=watch_service_pb2.Bookmark(), complete_revision=9))
-        assert await cache.wait("t", "a", lambda seen: seen.state is State.DELETED, 10)
+        assert await cache.wait("t", "a", lambda seen: seen.state is State.DELETED, 110)
         assert await asyncio.wait_for(synced.get(), 110)
         assert cache.get("t", "b").state is State.READY  # type: ignore[union-attr]
 

@@ -65,6 +65,9 @@ class OutputPump:
             taken = 0
             while taken < _DRAIN_LIMIT:
                 if not force and self._must_stall():
+                    # Also where nothing more is written, which nobody would be told of: no follower is waited for
+                    # for ever.
+                    self._stall()
                     return False
                 size = self._read(pipe)
                 if size == 0:

@@ -62,10 +62,10 @@ class Intake:
         if not 0 <= message.attempt < len(self._attempts):
             raise InvalidArgumentError.of("steps.attempt", f"must be below {len(self._attempts)}")
         attempt, tools = self._attempts[message.attempt], self._tools[message.attempt]
-        for given in message.steps:
-            if given.index != len(attempt):
-                raise InvalidArgumentError.of(f"steps[{given.index}].index", f"must be {len(attempt)}: without holes")
-            attempt.append(_step(given, tools.name_of(given)))
+        for index, given in enumerate(message.steps, len(attempt)):
+            if given.index != index:
+                raise InvalidArgumentError.of(f"steps[{given.index}].index", f"must be {index}: without holes")
+            attempt.append(_step(index, given, tools))
         self._text_bytes += message.ByteSize()
         if len(attempt) > _MOST_STEPS or self._text_bytes > _MOST_TEXT_BYTES:
             raise ResourceExhaustedError(
@@ -143,17 +143,18 @@ class ToolNames:
         self._by_call: dict[str, str] = {}
         self._open: list[str] = []
 
-    def name_of(self, step: trajectory_pb2.Step) -> str:
+    def name_of(self, role: int, step: trajectory_pb2.Step) -> str:
         """The name of a step: its own, else that of the call that it answers, else of the calls in their order.
 
         The next call comes with the next step of the assistant; an answer that belongs to no call is nobody's, and so
         that two of them are not taken for the same tool, each has a name of its own.
         """
-        if step.role == trajectory_pb2.ROLE_ASSISTANT:
-            self._by_call |= {call.call_id: call.name for call in step.tool_calls if call.call_id}
-            self._open = [call.name for call in step.tool_calls]
+        if role == trajectory_pb2.ROLE_ASSISTANT:
+            if calls := step.tool_calls:
+                self._by_call |= {call.call_id: call.name for call in calls if call.call_id}
+            self._open = [call.name for call in calls]
             return step.name
-        if step.role != trajectory_pb2.ROLE_TOOL:
+        if role != trajectory_pb2.ROLE_TOOL:
             return step.name
         name = step.name or self._by_call.get(step.tool_call_id, "")
         if not name and self._open:
@@ -201,28 +202,32 @@ def _check_parameters(fields: Fields, given: judge_pb2.JudgementParameters, *, k
         fields.check(fits, f"{where}.aggregation", "MAJORITY is for verdicts and preferences; use MEDIAN for numbers")
 
 
-def _step(given: trajectory_pb2.Step, name: str) -> Step:
-    role = _ROLES.get(given.role)
+def _step(index: int, given: trajectory_pb2.Step, tools: ToolNames) -> Step:
+    # Each look at a message costs as much as ten lines of Python: once at each field, and at few.
+    number = given.role
+    role = _ROLES.get(number)
     if role is None:
-        raise InvalidArgumentError.of(f"steps[{given.index}].role", "must be SYSTEM, USER, ASSISTANT or TOOL")
+        raise InvalidArgumentError.of(f"steps[{index}].role", "must be SYSTEM, USER, ASSISTANT or TOOL")
     texts, images = [], []
     for position, part in enumerate(given.content):
-        if part.WhichOneof("kind") == "text":
-            texts.append(part.text)
-        elif part.blob.media_type.startswith("image/"):
+        if text := part.text:
+            texts.append(text)
+        elif (kind := part.WhichOneof("kind")) == "text":
+            texts.append("")
+        elif kind == "blob" and part.blob.media_type.startswith("image/"):
             images.append(part.blob.sha256)
         else:
             raise InvalidArgumentError.of(
-                f"steps[{given.index}].content[{position}]",
+                f"steps[{index}].content[{position}]",
                 "must be a text or a reference to an image; send long texts inline",
             )
     return Step(
-        index=given.index,
+        index=index,
         role=role,
         text="\n".join(texts),
         reasoning=given.reasoning,
-        calls=tuple(ToolCall(call.name, call.arguments) for call in given.tool_calls),
-        name=name,
+        calls=tuple([ToolCall(call.name, call.arguments) for call in given.tool_calls]),
+        name=tools.name_of(number, given),
         is_error=given.is_error,
         images=tuple(images),
         copied=given.copied_context,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Final
 
@@ -20,6 +20,8 @@ STEP_BYTES: Final = 3 << 20
 """Of one step, its texts included: a message must hold it."""
 _MESSAGE_BYTES: Final = 512 << 10
 _SCREENSHOTS: Final = 3
+_UNREAD: Final = ("model_call", "extra_json", "time")
+"""What of a step no judge reads."""
 
 Piece = pb.AttemptSteps | pb.ImageChunk
 
@@ -59,36 +61,37 @@ def of_items(items: Iterable[tuple[str, types.Judgement]]) -> Iterator[pb.JudgeB
     together = pb.WholeItems()
     size = 0
     for item_id, given in items:
-        item, rest = _begun(item_id, given)
-        if rest is None and size + item.ByteSize() <= _MESSAGE_BYTES:
-            together.items.append(item)
-            size += item.ByteSize()
+        item = together.items.add(item_id=item_id, judgement=judgement_message(given))
+        rest = _filled(item, _pieces(given))
+        held = item.ByteSize()
+        if rest is None and size + held <= _MESSAGE_BYTES:
+            size += held
             continue
+        item = together.items.pop()
         if together.items:
             yield pb.JudgeBatchRequest(items=together)
-            together, size = pb.WholeItems(), 0
+        together, size = pb.WholeItems(), 0
         if rest is None:
             together.items.append(item)
-            size = item.ByteSize()
+            size = held
         else:
             yield from _in_pieces(item, rest)
     if together.items:
         yield pb.JudgeBatchRequest(items=together)
 
 
-def _begun(item_id: str, given: types.Judgement) -> tuple[pb.WholeItem, Iterator[Piece] | None]:
-    """As much of an item as a message holds; and the other pieces, where that is not all."""
-    item = pb.WholeItem(item_id=item_id, judgement=judgement_message(given))
-    pieces, size = _pieces(given), item.ByteSize()
+def _filled(item: pb.WholeItem, pieces: Iterator[Piece]) -> Iterator[Piece] | None:
+    """Give an item the pieces that a message holds beside it; and give back the others, where those are not all."""
+    size = item.ByteSize()
     for piece in pieces:
         size += piece.ByteSize()
         if size > _MESSAGE_BYTES:
-            return item, chain((piece,), pieces)
+            return chain((piece,), pieces)
         if isinstance(piece, pb.AttemptSteps):
             item.steps.append(piece)
         else:
             item.images.append(piece)
-    return item, None
+    return None
 
 
 def _in_pieces(begun: pb.WholeItem, rest: Iterator[Piece]) -> Iterator[pb.JudgeBatchRequest]:
@@ -111,15 +114,15 @@ def _pieces(given: types.Judgement) -> Iterator[Piece]:
     for attempt, steps in enumerate((given.steps, given.other_steps)):
         batch, size = pb.AttemptSteps(attempt=attempt), 0
         for index, step in enumerate(steps):
-            message, images = _step(index, step)
+            message, images, step_size = _step(index, step)
             for sha256, image in images.items():
                 shown.pop(sha256, None)  # one that comes again is among the last
                 shown[sha256] = image
-            if batch.steps and size + message.ByteSize() > _MESSAGE_BYTES:
+            if batch.steps and size + step_size > _MESSAGE_BYTES:
                 yield batch
                 batch, size = pb.AttemptSteps(attempt=attempt), 0
             batch.steps.append(message)
-            size += message.ByteSize()
+            size += step_size
         if batch.steps:
             yield batch
     if str(given.kind) == types.JudgementKind.GUI_SUCCESS:
@@ -129,30 +132,35 @@ def _pieces(given: types.Judgement) -> Iterator[Piece]:
                 yield pb.ImageChunk(sha256=sha256, media_type=body.media_type, data=data)
 
 
-def _step(index: int, step: AnyStep) -> tuple[trajectory_pb2.Step, dict[str, Body]]:
-    """A step with its texts inline, and its images by hash, in order."""
+def _step(index: int, step: AnyStep) -> tuple[trajectory_pb2.Step, dict[str, Body], int]:
+    """A step with its texts inline, its images by hash, in order, and its bytes."""
     message, given = prepared(step)
-    bodies = {hashlib.sha256(body.data).hexdigest(): body for body in given}
     message.index = index
-    for unread in ("model_call", "extra_json", "time"):
+    for unread in _UNREAD:
         message.ClearField(unread)
     images: dict[str, Body] = {}
-    for position, part in enumerate(message.content):
-        if part.WhichOneof("kind") != "blob":
-            continue
-        blob, body = part.blob, bodies.get(part.blob.sha256)
-        if blob.media_type.startswith("image/"):
-            if body is not None:
-                images[blob.sha256] = body
-        elif body is not None and blob.media_type == "text/plain":
-            part.text = body.data.decode(errors="replace")
-        elif blob.media_type == "text/plain":
-            raise InvalidArgument.of(
-                f"steps[{index}].content[{position}]",
-                "is a stored text; give the text itself, or let `client.judge.of_trajectory` read it",
-            )
-        else:
-            part.text = f"({blob.media_type or 'a body'}, {blob.size:,} bytes)"
-    if message.ByteSize() > STEP_BYTES:
+    if not all(part.HasField("text") for part in message.content):
+        bodies = {hashlib.sha256(body.data).hexdigest(): body for body in given}
+        for position, part in enumerate(message.content):
+            if part.HasField("blob"):
+                _inline(f"steps[{index}].content[{position}]", part, bodies, images)
+    size = message.ByteSize()
+    if size > STEP_BYTES:
         raise InvalidArgument.of(f"steps[{index}]", "is over 3 MiB; shorten its texts")
-    return message, images
+    return message, images, size
+
+
+def _inline(where: str, part: trajectory_pb2.Part, bodies: Mapping[str, Body], images: dict[str, Body]) -> None:
+    """Put the text of a part into it, or its image to the others."""
+    blob, body = part.blob, bodies.get(part.blob.sha256)
+    if blob.media_type.startswith("image/"):
+        if body is not None:
+            images[blob.sha256] = body
+    elif body is not None and blob.media_type == "text/plain":
+        part.text = body.data.decode(errors="replace")
+    elif blob.media_type == "text/plain":
+        raise InvalidArgument.of(
+            where, "is a stored text; give the text itself, or let `client.judge.of_trajectory` read it"
+        )
+    else:
+        part.text = f"({blob.media_type or 'a body'}, {blob.size:,} bytes)"

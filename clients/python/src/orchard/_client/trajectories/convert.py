@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -63,10 +64,17 @@ def number_of(field: str, enumeration: Any, prefix: str, kind: type[enum.StrEnum
     Raises:
         InvalidArgument: there is none.
     """
-    name = str(value)
-    if name not in kind._value2member_map_ or name == "unknown":
-        raise InvalidArgument.of(field, f"{name!r} is none of {', '.join(one for one in kind if one != 'unknown')}")
-    return enumeration.Value(f"{prefix}{name.upper()}")
+    number = _numbers(enumeration, prefix, kind).get(str(value))
+    if number is None:
+        known = ", ".join(one for one in kind if one != "unknown")
+        raise InvalidArgument.of(field, f"{str(value)!r} is none of {known}")
+    return number
+
+
+@functools.cache
+def _numbers(enumeration: Any, prefix: str, kind: type[enum.StrEnum]) -> Mapping[str, int]:
+    """The numbers of an enumeration that the SDK has a name for, by that name."""
+    return {one.value: enumeration.Value(f"{prefix}{one.name}") for one in kind if one != "unknown"}
 
 
 def status_number(field: str, status: types.TrajectoryStatus | str) -> pb.TrajectoryStatus.ValueType:

@@ -245,11 +245,19 @@ class Recording:
 
     def attach(self, sandbox: Sandbox) -> None:
         """Record the sandbox's commands that are run through this client from now on. See AsyncRecording.attach."""
-        self._async.attach(sandbox.asynchronous)
+
+        async def attach() -> None:
+            self._async.attach(sandbox.asynchronous)
+
+        self._portal.run(attach())
 
     def detach(self, sandbox: Sandbox) -> None:
         """Record the sandbox's commands no longer."""
-        self._async.detach(sandbox.asynchronous)
+
+        async def detach() -> None:
+            self._async.detach(sandbox.asynchronous)
+
+        self._portal.run(detach())
 
     def annotate(
         self,

@@ -20,6 +20,7 @@ DEFAULT_HOST: Final = "unix:///var/run/docker.sock"
 
 _CONNECT_SECONDS: Final = 5.0
 _CALL_SECONDS: Final = 60.0
+_PING_SECONDS: Final = 5.0
 _LINE_BYTES: Final = 1 << 20  # of one event, or one line of a pull's progress
 _LOG_BYTES: Final = 16 << 10
 
@@ -272,6 +273,19 @@ class Engine:
                     yield str((line.get("Actor") or {}).get("ID", ""))
 
             yield ends()
+
+    async def serves_others(self) -> bool:
+        """Whether somebody who comes now is answered. One that is being stopped first turns new connections away."""
+        try:
+            async with asyncio.timeout(_PING_SECONDS):
+                reader, writer = await asyncio.open_unix_connection(str(self._socket))
+                try:
+                    writer.write(b"GET /_ping HTTP/1.0\r\nHost: engine\r\n\r\n")
+                    return bool(await reader.read(1))
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError):
+            return False
 
     # HTTP
 

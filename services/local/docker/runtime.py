@@ -269,6 +269,9 @@ class DockerRuntime:
             live.suspect_at = live.suspect_at or now
             if now < live.suspect_at + _DOUBT_SECONDS:
                 return
+            if not await self._engine.serves_others():
+                live.suspect_at = now  # it may take long over that
+                return
         live.ended.set()
         await self._ends.put(end)
 

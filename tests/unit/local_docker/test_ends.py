@@ -13,11 +13,11 @@ from typing import Any, cast
 import pytest
 
 from services.local.docker import runtime as docker_runtime
-from services.local.docker.container import Place
+from services.local.docker.container import UID_LABEL, Place
 from services.local.docker.engine import Container, Engine, EngineAwayError, EngineError
 from services.local.docker.images import Puller
 from services.local.docker.runtime import DockerRuntime
-from services.local.runtime.model import Request
+from services.local.runtime.model import Reason, Request
 from services.local.runtime.steps import StartError
 
 
@@ -89,6 +89,44 @@ class ScriptedEngine:
         yield ends()
 
 
+class EndingEngine(ScriptedEngine):
+    """Its container ends; it turns newcomers away, and goes on answering us for a while before it goes itself."""
+
+    def __init__(self, *, stops: bool) -> None:
+        super().__init__(breaks_off=False, slow_looks=False)
+        self.ended = False
+        self._stops = stops
+        self._turned_away = 0
+
+    async def inspect(self, container: str) -> Container | None:
+        """The one that there is, as it was ended by SIGTERM."""
+        status = "exited" if self.ended else "running"
+        return Container(container, container, {UID_LABEL: "u"}, status, exit_code=143) if self.made else None
+
+    async def containers(self, _: str) -> list[Container]:
+        """That one."""
+        found = await self.inspect("c1")
+        return [found] if found is not None else []
+
+    async def serves_others(self) -> bool:
+        """Not once it stops."""
+        if self._stops:
+            self._turned_away += 1
+            if self._turned_away == 3:
+                self.told.put_nowait("")  # it is gone
+        return not self._stops
+
+    @asynccontextmanager
+    async def events(self, _: str) -> AsyncIterator[AsyncIterator[str]]:
+        """What is told, until it goes."""
+
+        async def ends() -> AsyncIterator[str]:
+            while told := await self.told.get():
+                yield told
+
+        yield ends()
+
+
 async def spin() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
@@ -153,6 +191,28 @@ async def test_a_container_that_ends_as_it_is_told_of_is_told_to_have_ended(
         with pytest.raises(StartError, match="ended at once"):
             await runtime.create(Request("u", "a"), None)
     assert not runtime._live
+
+
+@pytest.mark.parametrize(
+    ("stops", "reason"), [(True, Reason.HOST_RESTART), (False, Reason.DELETED_EXTERNALLY)], ids=["stops", "goes on"]
+)
+async def test_an_engine_that_takes_long_to_stop_has_ended_its_containers_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stops: bool, reason: Reason
+) -> None:
+    monkeypatch.setattr(docker_runtime, "_DOUBT_SECONDS", 0.0)
+    engine = EndingEngine(stops=stops)
+    runtime = _runtime(engine, monkeypatch, tmp_path, at_once)
+    following = asyncio.create_task(runtime.follow())
+    try:
+        async with asyncio.timeout(110):
+            await runtime.create(Request("u", "a"), None)
+            engine.ended = True
+            engine.told.put_nowait("c1")
+            assert (await anext(aiter(runtime.watch()))).reason is reason
+    finally:
+        following.cancel()
+        with suppress(asyncio.CancelledError):
+            await following
 
 
 async def at_once(_: Path) -> bool:

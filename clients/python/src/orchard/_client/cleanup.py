@@ -85,7 +85,8 @@ class Registry:
         self._delete_held()
 
     def _delete_held(self) -> None:
-        sessions = [session for session in self._held.values() if session.tracked]
+        # A copy: other threads go on with their clients meanwhile.
+        sessions = [session for session in list(self._held.values()) if session.tracked]
         if not sessions:
             return
         # A thread, since this one may run an event loop, or be in the middle of a call.

@@ -45,6 +45,10 @@ class ProcessGrpc:
 
     def get(self) -> Any:
         """The package; the first call in a forked child loads it."""
+        loaded = self._module
+        if loaded is not None:
+            # Without the lock: a signal may stop one thread within it, whose handler then waits for another.
+            return loaded
         with self._lock:
             if self._module is None:
                 self._module = _copy()

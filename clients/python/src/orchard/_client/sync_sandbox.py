@@ -326,7 +326,11 @@ class Sandbox:
 
     def detach(self) -> None:
         """Let it live on when this client is closed. Until then the client goes on sending its heartbeats."""
-        self._sandbox.detach()
+
+        async def detach() -> None:
+            self._sandbox.detach()
+
+        self._portal.run(detach())
 
     def __enter__(self) -> Self:
         return self

@@ -9,7 +9,8 @@ from typing import Final
 from orchard.exec.v1 import agent_service_pb2, agent_service_pb2_grpc, exec_service_pb2
 
 from services.common.pages import decode_token, encode_token
-from services.common.validation import Fields, seconds_of
+from services.common.validation import seconds_of
+from services.exec_agent.addressee import fields_for
 from services.exec_agent.execution import Execution
 from services.exec_agent.model import Chunk
 from services.exec_agent.process import Target
@@ -191,7 +192,7 @@ class AgentServicer(agent_service_pb2_grpc.AgentServiceServicer):
         context: Context,  # noqa: ARG002
     ) -> agent_service_pb2.SetSecretEnvResponse:
         """See the proto."""
-        fields = Fields()
+        fields = fields_for(self._config.sandbox_id, request.sandbox_id)
         fields.env("secret_env", request.secret_env)
         fields.done()
         self._service.set_secret_env(request.secret_env)
@@ -199,11 +200,12 @@ class AgentServicer(agent_service_pb2_grpc.AgentServiceServicer):
 
     async def GetAgent(  # noqa: N802
         self,
-        request: agent_service_pb2.GetAgentRequest,  # noqa: ARG002
+        request: agent_service_pb2.GetAgentRequest,
         context: Context,  # noqa: ARG002
     ) -> agent_service_pb2.GetAgentResponse:
         """See the proto."""
         config = self._config
+        fields_for(config.sandbox_id, request.sandbox_id).done()
         return agent_service_pb2.GetAgentResponse(
             version=VERSION, uid=config.uid, gaps=config.gaps, restarts=config.restarts
         )

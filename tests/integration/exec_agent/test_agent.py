@@ -92,6 +92,23 @@ async def set_secret(client: Client, **env: str) -> None:
     )
 
 
+async def test_a_secret_of_another_sandbox_is_not_taken(make_agent: MakeAgent) -> None:
+    agent = make_agent(ORCHARD_EXPECTS_SECRET_ENV="1")
+    async with agent.client() as client:
+        secret = agent_service_pb2.SetSecretEnvRequest(sandbox_id="another", secret_env={"KEY": "theirs"})
+        asked = agent_service_pb2.GetAgentRequest(sandbox_id="another")
+        for call in (
+            client.agent.SetSecretEnv(secret, metadata=client.metadata, timeout=110),
+            client.agent.GetAgent(asked, metadata=client.metadata, timeout=110),
+        ):
+            with problem() as found:
+                await call
+            assert (found[0].code, found[0].reason) == (grpc.StatusCode.NOT_FOUND, "SANDBOX_NOT_FOUND")
+        with problem() as found:
+            await client.start(spec("true"))
+        assert found[0].reason == "SECRET_ENV_PENDING"
+
+
 async def test_commands_wait_for_the_secret_environment(make_agent: MakeAgent) -> None:
     agent = make_agent(
         ORCHARD_EXPECTS_SECRET_ENV="1", ORCHARD_START_ARGV=json.dumps(["sh", "-c", "echo start $KEY; sleep 1000"])

@@ -169,7 +169,7 @@ async def test_the_end_of_an_earlier_attempt_is_not_that_of_the_next(
     runtime = _runtime(engine, monkeypatch, tmp_path, listens)
     following = asyncio.create_task(runtime.follow())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(110):
             await runtime.create(Request("u", "a"), None)
         assert engine.made == 2
     finally:
@@ -187,7 +187,7 @@ async def test_a_container_that_ends_as_it_is_told_of_is_told_to_have_ended(
         return True
 
     runtime = _runtime(ScriptedEngine(breaks_off=False, slow_looks=False), monkeypatch, tmp_path, listens)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(110):
         with pytest.raises(StartError, match="ended at once"):
             await runtime.create(Request("u", "a"), None)
     assert not runtime._live

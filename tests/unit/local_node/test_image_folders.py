@@ -51,7 +51,7 @@ async def test_content_is_imported_again_while_it_is_removed(tmp_path: Path) -> 
         async for _ in store.imported("one", source, set, replace=False):
             pass
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(110):
         await imported()
         removing = asyncio.create_task(store.remove("one", set()))
         await removal.begun.wait()

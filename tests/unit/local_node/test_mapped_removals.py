@@ -48,7 +48,7 @@ async def test_a_caller_that_leaves_takes_no_other_with_it(tmp_path: Path, leave
     zygote = SlowZygote()
     removals = _removals(zygote)
     folders = _folders(tmp_path)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(110):
         calls = [asyncio.create_task(removals.remove(folders[0]))]
         assert await zygote.asked.get() == folders[:1]
         calls += [asyncio.create_task(removals.remove(folder)) for folder in folders[1:]]
@@ -69,7 +69,7 @@ async def test_what_could_not_be_removed_is_told_to_those_who_wanted_it(tmp_path
     zygote = SlowZygote()
     removals = _removals(zygote)
     first, second, third = _folders(tmp_path)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(110):
         calls = [asyncio.create_task(removals.remove(first))]
         await zygote.asked.get()
         calls += [asyncio.create_task(removals.remove(folder)) for folder in (second, third)]

@@ -14,9 +14,8 @@ from typing import Any
 import orchard
 import pytest
 
-from services.local.demo.evaluate import Outcome
 from services.local.demo.rollouts import Rollouts
-from services.local.demo.tasks import load_tasks
+from services.local.demo.tasks import Outcome, load_tasks
 from tests.support.platform import ROOT, PlatformProcess, processes_naming, wait_until
 
 BACKSTOP = 110

@@ -7,7 +7,6 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +14,7 @@ import orchard
 from orchard.rewards.swe import judge_tests, parse_unittest
 
 from services.local.demo.rollouts import Rollouts, applied, opening
-from services.local.demo.tasks import Candidate, Task, Verdict
+from services.local.demo.tasks import Candidate, Outcome, Task, Verdict
 
 _REPOSITORY: Final = "/testbed"
 _LINE_SHOWN: Final = 60
@@ -30,30 +29,6 @@ Progress = Callable[[str], None]
 Judged = tuple[Verdict, tuple[int, int] | None, str]
 """A verdict, the passed and wanted tests, and a line for people."""
 _NOTHING: Final[Judged] = ("error", None, "it was not judged")
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one candidate.
-
-    Attributes:
-        verdict: "error" says that the platform failed, and nothing of the candidate.
-        tests: passed and wanted tests, or None where none ran.
-        detail: one line for people.
-        seconds: from the create to the verdict.
-    """
-
-    task: Task
-    candidate: Candidate
-    verdict: Verdict
-    tests: tuple[int, int] | None
-    detail: str
-    seconds: float
-
-    @property
-    def expected(self) -> bool:
-        """Whether the verdict is the one that the candidate is known to deserve."""
-        return self.verdict == self.candidate.expected
 
 
 def patience(load: float, cores: int) -> float:

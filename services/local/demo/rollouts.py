@@ -6,14 +6,11 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import orchard
 
-from services.local.demo.tasks import Candidate, Task
-
-if TYPE_CHECKING:
-    from services.local.demo.evaluate import Outcome
+from services.local.demo.tasks import Candidate, Outcome, Task
 
 DATASET: Final = "orchard-demo"
 LABEL: Final = "demo"

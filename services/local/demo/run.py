@@ -17,12 +17,12 @@ import orchard
 from rich.console import Console
 
 from services.local.demo.datasets import write_datasets
-from services.local.demo.evaluate import Outcome, evaluate, load_now, patience
+from services.local.demo.evaluate import evaluate, load_now, patience
 from services.local.demo.interrupts import Interrupts
 from services.local.demo.own_platform import PlatformStartError, own_platform
 from services.local.demo.rollouts import Rollouts
 from services.local.demo.screen import Screen, show_table
-from services.local.demo.tasks import Task, TaskError, load_tasks
+from services.local.demo.tasks import Outcome, Task, TaskError, load_tasks
 
 DEFAULT_OUTPUT: Final = Path(__file__).parents[3] / "build" / "demo"
 DEFAULT_TASKS: Final = Path(__file__).parents[3] / "examples" / "tasks"

@@ -14,8 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from services.local.demo.evaluate import Outcome
-from services.local.demo.tasks import Candidate, Task
+from services.local.demo.tasks import Candidate, Outcome, Task
 
 _ROWS_SHOWN: Final = 14
 _BORDER: Final = 1

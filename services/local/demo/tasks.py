@@ -1,4 +1,4 @@
-"""The tasks under examples/tasks: SWE-bench instances with their repositories and candidate patches."""
+"""The tasks under examples/tasks: SWE-bench instances with repositories, candidate patches and what became of those."""
 
 from __future__ import annotations
 
@@ -65,6 +65,30 @@ class Task:
         if head != self.base_commit:
             raise TaskError(f"{self.folder}: the history ends at {head}, not at base_commit {self.base_commit}")
         _git(["-C", str(target), "checkout", "--quiet", "-f", "main"])
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one candidate.
+
+    Attributes:
+        verdict: "error" says that the platform failed, and nothing of the candidate.
+        tests: passed and wanted tests, or None where none ran.
+        detail: one line for people.
+        seconds: from the create to the verdict.
+    """
+
+    task: Task
+    candidate: Candidate
+    verdict: Verdict
+    tests: tuple[int, int] | None
+    detail: str
+    seconds: float
+
+    @property
+    def expected(self) -> bool:
+        """Whether the verdict is the one that the candidate is known to deserve."""
+        return self.verdict == self.candidate.expected
 
 
 def load_tasks(folder: Path, only: frozenset[str] = frozenset()) -> list[Task]:

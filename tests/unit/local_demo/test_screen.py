@@ -5,9 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from services.local.demo.evaluate import Outcome
 from services.local.demo.screen import show_table
-from services.local.demo.tasks import load_tasks
+from services.local.demo.tasks import Outcome, load_tasks
 from tests.support.platform import ROOT
 
 

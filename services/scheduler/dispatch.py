@@ -20,6 +20,7 @@ _log = get_logger(__name__)
 
 _IDLE_SECONDS: Final = 1.0  # creates of another scheduler, and claims that ran out
 _RETRY_MS: Final = 500
+_PUT_OFF_SECONDS: Final = 5.0
 _DELETES_KEPT: Final = 100_000
 
 
@@ -139,6 +140,8 @@ class Dispatcher:
                 await self._runtime.delete(gone, force=force)
             except UnavailableError as error:
                 _log.warning("a delete was put off", sandbox_id=gone.sandbox_id, why=error.message)
+                # Here too, and not by its record alone: a store that is emptied meanwhile forgets what was asked for.
+                asyncio.get_running_loop().call_later(_PUT_OFF_SECONDS, self.delete_soon, gone)
             except OrchardError as error:
                 _log.error("a delete failed", sandbox_id=gone.sandbox_id, why=error.message)
             finally:

@@ -30,6 +30,7 @@ _WAIT_WAKE_SECONDS: Final = 30.0
 _REAPPEAR_SECONDS: Final = 10.0
 _LIST_READ_AT_ONCE: Final = 200
 _LIST_LOOKED_AT: Final = 5000
+_RECALLED_AT_ONCE: Final = 64
 _LIST_SPEC_BYTES: Final = 1 << 20  # a message may have 4 MiB, and one spec up to 3
 
 
@@ -181,7 +182,11 @@ class Scheduler:
         """At most `count` matching records after the position `before`, newest first, and where to go on from.
 
         A page ends early, even empty, when it becomes large or took long to find.
+
+        Raises:
+            UnavailableError: the store was emptied, and nobody can say what there is.
         """
+        await self._recall_all()
 
         def matches(record: Record) -> bool:
             wanted = record.state in states if states else not record.state.terminal
@@ -329,6 +334,15 @@ class Scheduler:
             _log.info("record rebuilt from the runtime", tenant=name[0], sandbox_id=name[1])
             await self._store.observe(seen)
         return True
+
+    async def _recall_all(self) -> None:
+        """Where the store was emptied and the reconciler has not come to it yet: whoever looks must not miss any."""
+        if not await self._store.lost_everything():
+            return
+        await self._check_memory(starting=False)
+        living = list(self._cache.living())
+        for start in range(0, len(living), _RECALLED_AT_ONCE):
+            await asyncio.gather(*(self.rebuild(seen) for seen in living[start : start + _RECALLED_AT_ONCE]))
 
     async def _check_memory(self, *, starting: bool) -> None:
         """Raise UNAVAILABLE if what has no record may exist: the runtime was making it when the store was emptied, or

@@ -95,6 +95,25 @@ class TestStarts:
         assert "no space" in ended.message
 
 
+class TestDeletes:
+    async def test_what_was_put_off_is_removed_also_where_the_store_was_emptied_meanwhile(
+        self, pieces: Pieces, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("services.scheduler.dispatch._PUT_OFF_SECONDS", 0.0)
+        await started(pieces.store, wanted("a"))
+
+        async def away(_uid: str) -> None:
+            pieces.runtime.deleting = None
+            await valkey.flushall()
+            raise UnavailableError("the node daemon does not answer")
+
+        pieces.runtime.deleting = away
+        async with pieces.dispatching():
+            await pieces.scheduler.delete("t", "a", "")
+            for _ in range(2):
+                assert await asyncio.wait_for(pieces.runtime.deleted.get(), 110) == "u1"
+
+
 class TestWrites:
     async def test_a_slow_delete_holds_nobody_up(self, pieces: Pieces) -> None:
         for name in ("a", "b"):

@@ -17,7 +17,7 @@ from services.scheduler import service
 from services.scheduler.records import Record
 from services.scheduler.store import LeaseStore
 from tests.integration.scheduler.pieces import Pieces, assemble
-from tests.integration.scheduler.records import DAY, seen, started, take, wanted
+from tests.integration.scheduler.records import DAY, FAR_MS, seen, started, take, wanted
 
 
 @pytest.fixture
@@ -217,6 +217,24 @@ class TestCreate:
 
 
 class TestList:
+    async def test_a_store_that_was_emptied_lists_what_the_runtime_has(
+        self, pieces: Pieces, valkey: redis.Redis
+    ) -> None:
+        for number in range(100):
+            lost = seen(wanted(f"a{number}"), State.READY, 5, uid=f"u{number}", create_ms=number + 1, expire_ms=FAR_MS)
+            pieces.cache.tell(lost)
+        await pieces.store.mark_rebuilt()
+        assert await page(pieces, None) == ([], None)
+        await valkey.flushall()
+        records, before = await page(pieces, None)
+        assert ([record.sandbox_id for record in records], before) == ([f"a{n}" for n in range(99, -1, -1)], None)
+        assert {record.state for record in records} == {State.READY}
+        await valkey.flushall()
+        pieces.cache.live = False
+        with pytest.raises(UnavailableError) as caught:
+            await page(pieces, None)
+        assert caught.value.reason == "LEASE_STORE_REBUILDING"
+
     async def test_a_page_fits_a_message(self, pieces: Pieces) -> None:
         for number in range(10):
             await pieces.create(f"a{number}", spec=bytes(300_000))

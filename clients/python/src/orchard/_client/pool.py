@@ -145,7 +145,7 @@ class Pool:
             OrchardError: the client is in use on another running event loop.
         """
         if self._closed:
-            raise ClientClosed("this client was closed; make a new one")
+            raise _closed()
         self._adopt(asyncio.get_running_loop())
         if self._credentials is not None and self._credentials.changed():
             self._outdated.update(self._connections)
@@ -157,6 +157,16 @@ class Pool:
             chosen = _connect(self.profile, self._credentials)
             self._connections.append(chosen)
         return chosen
+
+    def check_cancelled(self) -> None:
+        """Say why a call was cancelled.
+
+        Raises:
+            ClientClosed: that did it, and nobody has cancelled this task.
+        """
+        task = asyncio.current_task()
+        if self._closed and (task is None or not task.cancelling()):
+            raise _closed() from None
 
     def _adopt(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._pid != os.getpid():
@@ -177,3 +187,7 @@ class Pool:
         connections, self._connections = [*self._connections, *self._outdated], []
         if self._pid == os.getpid() and self._loop is asyncio.get_running_loop():
             await asyncio.gather(*(connection.channel.close() for connection in connections))
+
+
+def _closed() -> ClientClosed:
+    return ClientClosed("this client was closed; make a new one")

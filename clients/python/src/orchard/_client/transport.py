@@ -137,7 +137,7 @@ class Transport:
         """One idempotent call, repeated while it is UNAVAILABLE.
 
         Raises:
-            OrchardError: the typed error of its status.
+            OrchardError: the typed error of its status, or ClientClosed.
         """
         context = context or self.context()
         retry = retry or self.retry()
@@ -205,6 +205,9 @@ class Transport:
                 return await method(connection)(request, timeout=timeout, metadata=context.metadata)
             except grpc_module().aio.AioRpcError as error:
                 raise call_failed(error, context.request_id) from None
+            except asyncio.CancelledError:
+                self._pool.check_cancelled()
+                raise
 
     async def upload(
         self,
@@ -239,6 +242,7 @@ class Transport:
                 # gRPC cancels the call when its request iterator raises.
                 if source.error is not None:
                     raise source.error from None
+                self._pool.check_cancelled()
                 raise
             else:
                 self._reached = True
@@ -259,6 +263,9 @@ class Transport:
             call = method(connection)(request, timeout=None, metadata=context.metadata)
             try:
                 yield Stream(call, context, self)
+            except asyncio.CancelledError:
+                self._pool.check_cancelled()
+                raise
             finally:
                 call.cancel()
 
@@ -271,6 +278,9 @@ class Transport:
             call = method(connection)(timeout=None, metadata=context.metadata)
             try:
                 yield Dialogue(call, context)
+            except asyncio.CancelledError:
+                self._pool.check_cancelled()
+                raise
             finally:
                 call.cancel()
 

@@ -75,6 +75,8 @@ class AsyncExposedEndpoint:
         if self._task is None or not self._task.done() or self._task.cancelled():
             return None
         why = self._task.exception()
+        if isinstance(why, errors.ClientClosed):
+            return None
         if why is None or isinstance(why, errors.SandboxLost):
             return why
         name, port = self._request.endpoint, self._request.port
@@ -110,6 +112,6 @@ class AsyncExposedEndpoint:
                 except CallFailed as error:
                     await transport.pause_or_raise(error, retry, self._sandbox_id)
         except errors.OrchardError as error:
-            if opened.done():
+            if opened.done() and not isinstance(error, errors.ClientClosed):
                 _log.warning("endpoint %s of sandbox %s ended: %s", self._request.endpoint, self._sandbox_id, error)
             raise

@@ -160,7 +160,8 @@ class AsyncPortForward:
     def _log(self, error: errors.OrchardError) -> None:
         """Once for each kind: all that a program sees is a reset."""
         level = logging.WARNING
-        if self._on_event is not None or was_reset(error) or error.reason in self._told:
+        is_meant = was_reset(error) or isinstance(error, errors.ClientClosed)
+        if self._on_event is not None or is_meant or error.reason in self._told:
             level = logging.DEBUG
         self._told.add(error.reason)
         _log.log(level, "a connection to port %d of sandbox %s broke: %s", self._start.port, self._sandbox_id, error)

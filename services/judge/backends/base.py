@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from services.judge.answers.reading import Finish
 from services.judge.model import Kind, Reason
 from services.judge.prompting.prompts import Prompt
+
+MOST_DELAY_SECONDS: Final = 60.0
+"""Between two tries of a call. Some servers ask for hours; whoever waits holds what others wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class CallError(Exception):
     Attributes:
         reason: a word of Reason.
         again: whether it may help to call again.
-        retry_after_seconds: what the server asked for.
+        retry_after_seconds: what the server asked for, within MOST_DELAY_SECONDS.
         made: whether a call was made at all.
     """
 
@@ -123,4 +126,4 @@ def _seconds(retry_after: str | None) -> float | None:
         seconds = float(retry_after or "")
     except ValueError:
         return None
-    return seconds if 0 <= seconds < 1e6 else None
+    return min(seconds, MOST_DELAY_SECONDS) if seconds >= 0 else None

@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeVar
 
 from services.common.backoff import Backoff
 from services.common.errors import ResourceExhaustedError
-from services.judge.backends.base import Ask, Backend, CallError, Reply
+from services.judge.backends.base import MOST_DELAY_SECONDS, Ask, Backend, CallError, Reply
 from services.judge.backends.limits import Amount, Breaker, Meter, Pace
 from services.judge.backends.scripted import Scripted
 from services.judge.backends.settings import JudgeSettings
@@ -24,7 +24,6 @@ _MOST_PATIENCE_SECONDS: Final = 120.0
 _SLACK_SECONDS: Final = 5.0
 _CHARACTERS_A_TOKEN: Final = 3
 _TOKENS_AN_IMAGE: Final = 2000
-_MOST_DELAY_SECONDS: Final = 60.0
 _ILL: Final = frozenset({Reason.UNAVAILABLE, Reason.TIMEOUT, Reason.RATE_LIMITED})
 
 T_co = TypeVar("T_co", covariant=True)
@@ -64,7 +63,7 @@ class Endpoint:
 
     def backoff(self) -> Backoff:
         """Delays between tries of one call."""
-        return Backoff(self.settings.first_delay_seconds, _MOST_DELAY_SECONDS)
+        return Backoff(self.settings.first_delay_seconds, MOST_DELAY_SECONDS)
 
     def most(self, ask: Ask) -> Amount:
         """What a call may take: a guess of its prompt on the safe side, and the longest answer."""
@@ -157,8 +156,7 @@ class Endpoint:
             else:
                 self._breaker.succeeded()
             if error.retry_after_seconds:
-                pause = min(error.retry_after_seconds, _MOST_DELAY_SECONDS)
-                self._quiet_until = max(self._quiet_until, loop.time() + pause)
+                self._quiet_until = max(self._quiet_until, loop.time() + error.retry_after_seconds)
             raise
         except BaseException:
             self._breaker.given_up()

@@ -156,7 +156,18 @@ def test_statuses(status: int, reason: str, again: bool) -> None:
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
-    [("7", 7.0), ("0.5", 0.5), (None, None), ("soon", None), ("-1", None), ("nan", None), ("inf", None)],
+    [
+        ("7", 7.0),
+        ("0.5", 0.5),
+        (None, None),
+        ("soon", None),
+        ("-1", None),
+        ("nan", None),
+        # Who waits so long holds a question, and others wait for that.
+        ("86400", 60.0),
+        ("1e9", 60.0),
+        ("inf", 60.0),
+    ],
 )
 def test_retry_after(header: str | None, seconds: float | None) -> None:
     assert error_of_status(429, "no", header).retry_after_seconds == seconds

@@ -138,8 +138,10 @@ class StdinServicer(exec_service_pb2_grpc.ExecServiceServicer):
 
 
 async def _write(stdin: Stdin, offset: int, requests: AsyncIterator[exec_service_pb2.WriteStdinRequest]) -> None:
-    """Take the rest of a stream, until it ends or the command has read too little for too long."""
+    """Take the rest of a stream, until it ends, another one begins or the command has read too little for too long."""
     stdin.check_reached(offset)
+    # A client that has given one write up, and asks where to go on, must not be overtaken by what is left of that one.
+    writer = stdin.begin()
     ended = False
     async for request in requests:
         if ended:
@@ -148,10 +150,12 @@ async def _write(stdin: Stdin, offset: int, requests: AsyncIterator[exec_service
         if payload == "data":
             if len(request.data) > MEBIBYTE:
                 raise InvalidArgumentError.of("data", "must be at most 1 MiB a message; send it in smaller ones")
-            if not await stdin.take(offset, request.data):
+            if not await stdin.take(offset, request.data, writer=writer):
                 return
             offset += len(request.data)
         elif payload == "end" and request.end:
+            if not stdin.has_turn(writer):
+                return
             stdin.end(offset)
             ended = True
         else:

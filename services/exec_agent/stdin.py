@@ -53,6 +53,7 @@ class Stdin:
         "_terminal",
         "_waiters",
         "_watching",
+        "_writer",
         "closed",
         "listeners",
         "log",
@@ -72,6 +73,7 @@ class Stdin:
         self._is_past = False
         self._last = b""
         self._waiters: set[asyncio.Future[None]] = set()
+        self._writer: object = None
         self.log: InputLog | None = None
         self.offset = 0
         self.closed = False
@@ -114,12 +116,24 @@ class Stdin:
         os.set_blocking(descriptor, False)
         self._write()
 
-    async def take(self, offset: int, data: bytes, patience: float = PATIENCE_SECONDS) -> bool:
+    def begin(self) -> object:
+        """A call begins to write, and is the writer from now on: the ones before it take nothing more."""
+        self._writer = object()
+        self._wake()
+        return self._writer
+
+    def has_turn(self, writer: object) -> bool:
+        """Whether no other call has begun since; None has always."""
+        return writer is None or writer is self._writer
+
+    async def take(
+        self, offset: int, data: bytes, patience: float = PATIENCE_SECONDS, *, writer: object = None
+    ) -> bool:
         """Take bytes, those that are new; waits for room.
 
         Returns:
-            Whether all was taken; False after `patience` seconds in all. However steadily a command reads, a call must
-            come to its next message before it counts as silent.
+            Whether all was taken; False once another writer has begun, and after `patience` seconds in all. However
+            steadily a command reads, a call must come to its next message before it counts as silent.
 
         Raises:
             OutOfRangeError: STDIN_OFFSET_AHEAD: bytes before these are missing.
@@ -127,13 +141,14 @@ class Stdin:
             ResourceExhaustedError: NO_SPACE: what is taken before the start cannot be noted.
         """
         rest, until = memoryview(data), self._loop.time() + patience
-        while True:
+        while self.has_turn(writer):
             done = self._put(offset, rest)
             offset, rest = offset + done, rest[done:]
             if not rest:
                 return True
             if not done and not await self._moved(until - self._loop.time()):
                 return False
+        return False
 
     def end(self, offset: int) -> None:
         """The input ends at `offset`. Repeatable, also when nobody reads it any more.
@@ -265,9 +280,12 @@ class Stdin:
             timer.cancel()
         return self.closed or self._buffered < before
 
-    def _notify(self) -> None:
+    def _wake(self) -> None:
         for waiter in self._waiters:
             wake(waiter)
         self._waiters.clear()
+
+    def _notify(self) -> None:
+        self._wake()
         for listener in tuple(self.listeners):
             listener()

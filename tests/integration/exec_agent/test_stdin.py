@@ -89,6 +89,20 @@ async def test_a_stream_without_an_end_leaves_the_input_open(client: Client) -> 
     assert (await client.wait(exec_id)).result.exit_code == 0
 
 
+async def test_nothing_more_is_taken_of_a_write_behind_which_another_begins(client: Client, work: Path) -> None:
+    """A client that has given the first one up asks where to go on; the agent may not have heard of that yet."""
+    exec_id = await started(client, "sh", "-c", f"until test -e {work}/go; do sleep 0.01; done; exec cat")
+    given_up = asyncio.ensure_future(write(client, exec_id, *[bytes(MIB)] * 2, end=True))
+    while (await stdin(client, exec_id)).offset < BUFFER_BYTES:
+        pass
+    offset = (await write(client, exec_id)).offset
+    (work / "go").touch()
+    assert (await asyncio.wait_for(given_up, BACKSTOP)).offset == offset
+    await write(client, exec_id, b"the second", offset=offset, end=True)
+    await client.wait(exec_id)
+    assert (await client.read(exec_id)).stdout == bytes(offset) + b"the second"
+
+
 async def test_a_command_that_never_reads_holds_up_nobody_else(client: Client) -> None:
     exec_id = await started(client, "sleep", "1000", concurrent=True)
     writing = asyncio.ensure_future(write(client, exec_id, *[bytes(MIB)] * 4))

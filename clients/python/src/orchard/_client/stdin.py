@@ -32,12 +32,14 @@ class StdinWriter:
             StdinClosed: the command takes no more.
         """
         async with self._order:
-            offset = (await self.state()).offset if self._offset is None else self._offset
-            # Until this write has come to its end nobody knows how much of it was taken: then the agent is asked.
+            rest, offset = memoryview(data), self._offset
+            # Until this write has come to its end nobody knows how much of it was taken: then the agent is asked, by an
+            # empty write, behind which nothing more is taken of those before it.
             self._offset = None
-            rest = memoryview(data)
+            if offset is None:
+                offset = (await self._send(0, rest[:0], end=False)).offset
             while rest or end:
-                state = await self._send(offset, rest, end)
+                state = await self._send(offset, rest, end=end)
                 # It answers early where the command reads nothing for long.
                 rest = rest[state.offset - offset :]
                 offset = state.offset
@@ -45,7 +47,7 @@ class StdinWriter:
                     break
             self._offset = offset
 
-    async def _send(self, offset: int, data: memoryview, end: bool) -> exec_pb2.StdinState:
+    async def _send(self, offset: int, data: memoryview, *, end: bool) -> exec_pb2.StdinState:
         run, retry = self._run, self._run.transport.retry()
         begin_at: int | None = None
 

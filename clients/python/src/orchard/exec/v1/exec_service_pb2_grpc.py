@@ -154,6 +154,8 @@ class ExecServiceServicer:
         """WriteStdin brings bytes of a command's standard input: the first message says where they begin, the next bring them, and end says
         that this was all. Bytes that were taken already are skipped, so a call that broke is repeated as it was. It answers when all are
         taken, or with what is taken when a message has waited 30 s for the command to read (the agent holds 256 KiB): call again from there.
+        A call ends those before it for the same exec, which answer with what is taken: one without bytes tells from where to go on after a
+        call that was given up.
         Errors: OUT_OF_RANGE (STDIN_OFFSET_AHEAD: bytes before these are missing; expected_offset in metadata), FAILED_PRECONDITION (STDIN_CLOSED:
         its end was sent, the command has closed it or has ended; STDIN_NOT_OPEN: it was started without stdin_mode or tty; EXEC_EXPIRED), RESOURCE_EXHAUSTED
         (NO_SPACE: the command waits, and its input cannot be kept meanwhile).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
@@ -18,28 +19,32 @@ Items = Mapping[str, Judgement] | Iterable[tuple[str, Judgement]] | AsyncIterabl
 
 _TOGETHER: Final = 16
 """Items that share a message, and that are read ahead of it."""
+_WELL_SECONDS: Final = 30.0
+"""A stream that lasted so long was well, though it had nothing new to say. Each one begins with what is known already:
+that alone would have a batch that cannot go on try for ever.
+"""
 
 
 async def run(transport: Transport, start: pb.BatchStart, items: Items) -> AsyncGenerator[ItemVerdict, None]:
     """Verdicts of a batch, those first that it had."""
     retry, context = transport.retry(), transport.context()
-    told: set[str] = set()
     feed = _Feed(items)
     try:
         while True:
-            source = Source(feed.requests(start))
+            source, begun, answered = Source(feed.requests(start)), time.monotonic(), False
             try:
                 async with transport.stream(lambda c: c.judge.JudgeBatch, source, context) as stream:
                     async for response in stream:
-                        retry.succeeded()
+                        answered = True
                         for verdict in _verdicts(response):
-                            if verdict.item_id not in told:
-                                told.add(verdict.item_id)
-                                feed.settle(verdict.item_id)
+                            if feed.settle(verdict.item_id):
+                                retry.succeeded()
                                 yield convert.item_of(verdict)
             except CallFailed as error:
                 if source.error is not None:
                     raise source.error from None
+                if answered and time.monotonic() - begun >= _WELL_SECONDS:
+                    retry.succeeded()
                 # Items that come slowly leave the stream silent; the batch goes on with the next one.
                 if error.failure.reason != "STREAM_IDLE":
                     await transport.pause_or_raise(error, retry, "")
@@ -61,6 +66,7 @@ class _Feed:
 
     def __init__(self, items: Items) -> None:
         self._unsettled: dict[str, Judgement] = {}
+        self._settled: set[str] = set()
         self._coming: list[tuple[str, Judgement]] = []
         self._changed = asyncio.Event()
         self._taken = asyncio.Event()
@@ -81,7 +87,7 @@ class _Feed:
             if self._coming:
                 # Whatever is there goes together; nothing waits for company.
                 given, self._coming = self._coming, []
-                self._unsettled.update(given)
+                self._unsettled.update(item for item in given if item[0] not in self._settled)
                 self._taken.set()
                 for message in messages.of_items(given):
                     yield message
@@ -93,9 +99,13 @@ class _Feed:
                 self._changed.clear()
                 await self._changed.wait()
 
-    def settle(self, item_id: str) -> None:
-        """An item has its verdict."""
+    def settle(self, item_id: str) -> bool:
+        """An item has its verdict; whether that is news."""
         self._unsettled.pop(item_id, None)
+        if item_id in self._settled:
+            return False
+        self._settled.add(item_id)
+        return True
 
     def end_attempt(self) -> None:
         """The connection is gone: its requests wait for no more items."""

@@ -35,7 +35,7 @@ class Judge:
     def batch(self, batch_id: str, items: Items, *, tokens: int = 0, cost_usd: float = 0.0) -> Iterator[ItemVerdict]:
         """Judge many items, each verdict as soon as it is there. See AsyncJudge.batch.
 
-        Pairs that come from a generator are taken on the client's own thread.
+        Pairs that come from a generator are taken in a thread beside the client's own, so that it may use the client.
         """
         return self._portal.iterate(self._async.batch(batch_id, items, tokens=tokens, cost_usd=cost_usd))
 

@@ -98,7 +98,12 @@ async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetr
         store, runtime, dispatcher, health, grace_seconds=settings.grace_seconds, stuck_seconds=stuck_seconds
     )
     cache = WatchCache(
-        settings.watcher_address, health, include_spec=True, tls=settings.client_tls(), on_change=reconciler.saw
+        settings.watcher_address,
+        health,
+        include_spec=True,
+        tls=settings.client_tls(),
+        on_change=reconciler.saw,
+        on_synced=reconciler.synced,
     )
     scheduler = Scheduler(
         store,

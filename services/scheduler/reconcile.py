@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+from contextlib import suppress
 from typing import Final
 
 from services.common.errors import UnavailableError
@@ -56,6 +57,7 @@ class Reconciler:
         self._going_since: dict[str, int] = {}
         self._seen: Hub[str, Observed] = Hub()
         self._backlog = self._seen.subscribe()
+        self._synced = asyncio.Event()
         self.queue_lengths: dict[str, int] = {}
 
     def attach(self, cache: WatchCache, scheduler: Scheduler) -> None:
@@ -72,6 +74,10 @@ class Reconciler:
         says_why = seen.state is State.STARTING and (seen.message or seen.reason)
         if says_why or seen.state in (State.READY, State.FAILED, State.DELETED):
             self._seen.publish(seen.uid, seen)
+
+    def synced(self) -> None:
+        """The watcher has told everything: creates may be waiting for the round that comes of it."""
+        self._synced.set()
 
     def queue_counts(self) -> dict[str, int]:
         """Queued creates by tenant, as of the last round, and of "all tenants", which also tells of an empty queue."""
@@ -145,16 +151,18 @@ class Reconciler:
                 self.queue_lengths = await self._store.queue_lengths()
             except UnavailableError as error:
                 _log.warning("a round of reconciling was skipped", why=error.message)
-            await asyncio.sleep(_RECONCILE_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_RECONCILE_SECONDS):
+                    await self._synced.wait()
+            self._synced.clear()
 
     async def _round(self, cache: WatchCache) -> None:
         if await self._store.lost_everything():
-            living = list(cache.living())
-            for seen in living:
-                await self._scheduler.rebuild(seen)
+            sandboxes = await self._scheduler.rebuild_all()
             await self._store.mark_rebuilt()
-            _log.info("lease store was empty; records rebuilt from the runtime", sandboxes=len(living))
+            _log.info("lease store was empty; records rebuilt from the runtime", sandboxes=sandboxes)
             self._scheduler.notify_all()
+            self._dispatcher.wake()
         names = await self._store.living()
         recorded = set(names)
         for seen in cache.living():

@@ -30,7 +30,7 @@ _WAIT_WAKE_SECONDS: Final = 30.0
 _REAPPEAR_SECONDS: Final = 10.0
 _LIST_READ_AT_ONCE: Final = 200
 _LIST_LOOKED_AT: Final = 5000
-_RECALLED_AT_ONCE: Final = 64
+_REBUILT_AT_ONCE: Final = 64
 _LIST_SPEC_BYTES: Final = 1 << 20  # a message may have 4 MiB, and one spec up to 3
 
 
@@ -340,9 +340,7 @@ class Scheduler:
         if not await self._store.lost_everything():
             return
         await self._check_memory(starting=False)
-        living = list(self._cache.living())
-        for start in range(0, len(living), _RECALLED_AT_ONCE):
-            await asyncio.gather(*(self.rebuild(seen) for seen in living[start : start + _RECALLED_AT_ONCE]))
+        await self.rebuild_all()
 
     async def _check_memory(self, *, starting: bool) -> None:
         """Raise UNAVAILABLE if what has no record may exist: the runtime was making it when the store was emptied, or
@@ -361,6 +359,13 @@ class Scheduler:
             await self._store.rebuild(seen, self._terms_of(seen.spec), now_ms())
             outcome = await self._store.observe(seen)
         return outcome
+
+    async def rebuild_all(self) -> int:
+        """Make sure of the record of every sandbox that the runtime has; returns how many those are."""
+        living = list(self._cache.living())
+        for start in range(0, len(living), _REBUILT_AT_ONCE):
+            await asyncio.gather(*(self.rebuild(seen) for seen in living[start : start + _REBUILT_AT_ONCE]))
+        return len(living)
 
     def notify(self, name: Name) -> None:
         """A record changed."""

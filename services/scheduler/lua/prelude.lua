@@ -14,6 +14,7 @@ local ENDED = 'orchard:ended'     -- "<tenant>/<id>" of terminal records, by end
 local TURNS = 'orchard:turns'     -- tenants with queued creates that may be taken, in the order of their turns
 local PARKED = 'orchard:parked'   -- tenants whose next create does not fit their quota, by when to look again; NEVER: when room is made
 local REAPED = 'orchard:reaped'   -- when a scheduler looked for leases that ran out last
+local EPOCH = 'orchard:epoch'     -- there once every record has been rebuilt from the runtime; gone with all of the store
 local CHANGES = 'orchard:changes' -- channel: "<tenant>/<id>" of each changed record
 
 local function record_key(tenant, id) return 'orchard:sandbox:' .. tenant .. ':' .. id end

@@ -1,8 +1,10 @@
 -- ARGV: claim_ms, count. Takes the next creates, `count` at most, each: one whose claim ran out, or the first that fits of the tenant whose turn it is. When there are
 -- both, one of each kind by turns: creates that the runtime refuses again and again must not keep the others from starting.
+-- A store that was emptied does not know what counts against which quota: until that is rebuilt nothing is taken.
 -- Returns {wait_ms, a record as field, value, ... for each that was taken}. wait_ms is empty: take again; else nothing more may be taken
 -- for so long, or until something changes; -1 for no time known.
 local now = now_ms()
+if redis.call('EXISTS', EPOCH) == 0 then return {'-1'} end
 
 local SHOWN = {sandboxes = {'%.0f sandboxes', 1}, cpu = {'%.6g CPUs', 1000}, memory = {'%.6g GiB of memory', 1073741824}}
 

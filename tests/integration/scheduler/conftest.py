@@ -16,7 +16,8 @@ async def valkey(valkey_url: str) -> AsyncIterator[redis.Redis]:
 
 @pytest.fixture
 async def store(valkey: redis.Redis, valkey_url: str) -> AsyncIterator[LeaseStore]:
-    """Depends on `valkey`, which empties the server."""
+    """Depends on `valkey`, which empties the server; it knows that there is nothing."""
     store = LeaseStore(valkey_url)
+    await store.mark_rebuilt()
     yield store
     await store.close()

@@ -1,12 +1,14 @@
 """Starts, deletes and reconciling, with a real Valkey."""
 
 import asyncio
+import math
 from dataclasses import replace
 
 import pytest
 import redis.asyncio as redis
 
 from services.common.errors import UnavailableError
+from services.common.quota import Quota
 from services.common.states import Reason, State
 from services.common.watch_cache import clock_ms
 from services.scheduler.records import Incarnation, Record
@@ -72,6 +74,31 @@ class TestStarts:
             seen(record, State.READY, 5, uid="u-a", create_ms=record.create_ms, expire_ms=FAR_MS)
         )
         assert await state_of(pieces.store, record) == (State.READY, Reason.UNSPECIFIED)
+
+    async def test_nothing_is_started_before_it_is_known_what_counts(
+        self, pieces: Pieces, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Those that run when the store is emptied count too, and are known to with the next snapshot."""
+        monkeypatch.setattr("services.scheduler.reconcile._RECONCILE_SECONDS", 3600)
+        pieces.cache.tell(seen(wanted("runs"), State.READY, 5, create_ms=1, expire_ms=FAR_MS))
+        await valkey.flushall()
+        quota = Quota(1, sandboxes=2)
+        for name in ("a", "b"):
+            await pieces.scheduler.create("t", name, f"r-{name}", b"", "h", expects_secret_env=False, quota=quota)
+        assert await pieces.store.take(1) == math.inf
+        pieces.cache.live = False
+        rounds = asyncio.ensure_future(pieces.reconciler.run_rounds())
+        try:
+            async with pieces.dispatching():
+                await asyncio.sleep(0)
+                pieces.cache.live = True
+                pieces.reconciler.synced()
+                assert await asyncio.wait_for(pieces.runtime.created.get(), 110) == "a"
+                assert await pieces.store.waits_for("t") or await pieces.store.take(1) == math.inf
+        finally:
+            rounds.cancel()
+            await asyncio.gather(rounds, return_exceptions=True)
+        assert (await state_of(pieces.store, wanted("b")))[0] is State.QUEUED
 
     async def test_what_was_deleted_while_it_was_made_is_removed(self, pieces: Pieces) -> None:
         async def deleted(record: Record) -> None:

@@ -1,6 +1,7 @@
 """Whatever happens in whatever order, what counts against a quota is what the records say. Against a real Valkey."""
 
 import asyncio
+import math
 import random
 from collections import Counter
 from collections.abc import Awaitable
@@ -55,7 +56,9 @@ class Walk:
     async def _open(self) -> tuple[LeaseStore, redis.Redis]:
         valkey = redis.Redis.from_url(self._url)
         await valkey.flushall()
-        return LeaseStore(self._url), valkey
+        store = LeaseStore(self._url)
+        await store.mark_rebuilt()
+        return store, valkey
 
     def close(self) -> None:
         self.run(self.store.close())
@@ -210,6 +213,9 @@ class Walk:
     def lose_everything(self) -> None:
         # Quotas too: each is known again with the tenant's next create, and until then nothing of it is queued.
         self.run(self.valkey.flushall())
+        assert self.run(self.store.take(1)) == math.inf
+        # What is not rebuilt yet is like what the watcher was late with.
+        self.run(self.store.mark_rebuilt())
 
     def rebuild(self, key: tuple[str, str]) -> None:
         record = self.there.get(key)

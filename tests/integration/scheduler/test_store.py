@@ -333,12 +333,12 @@ class TestRebuild:
         assert await store.page("t", None, 10) == [(1000, "a")]
 
     async def test_an_emptied_store_is_noticed(self, store: LeaseStore, valkey_url: str) -> None:
-        assert await store.lost_everything()
-        await store.mark_rebuilt()
         assert not await store.lost_everything()
         async with redis.Redis.from_url(valkey_url) as client:
             await client.flushall()
         assert await store.lost_everything()
+        await store.mark_rebuilt()
+        assert not await store.lost_everything()
 
 
 class TestRest:

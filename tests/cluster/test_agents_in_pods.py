@@ -123,7 +123,8 @@ async def test_a_command_that_kills_all_it_can_leaves_an_agent_that_answers(clus
         await client.run(spec(shell="echo kept >/file"))
         with contextlib.suppress(grpc.aio.AioRpcError):
             await client.run(spec(shell="kill -9 -1"))
-        sandbox.testbed.kubectl("-n", NAMESPACE, "wait", "--for=jsonpath={.status.phase}=Running", f"pod/{sandbox.pod}")
+        runs = ("--for=jsonpath={.status.phase}=Running", f"pod/{sandbox.pod}", "--timeout=110s")
+        sandbox.testbed.kubectl("-n", NAMESPACE, "wait", *runs)
     async with sandbox.client() as client:
         assert (await client.run(spec("cat", "/file"))).stdout == b"kept\n"
     assert sandbox.container()["restartCount"] == 0
@@ -135,9 +136,8 @@ async def test_out_of_memory_is_said_of_the_command_or_of_the_whole_sandbox(clus
         try:
             output = await client.run(spec(shell="exec awk 'BEGIN { while (1) s = s \"0123456789abcdef\" s }'"))
         except grpc.aio.AioRpcError:
-            await asyncio.to_thread(
-                as_scheduler, cluster, "wait", "--for=jsonpath={.status.phase}=Failed", f"pod/{sandbox.pod}"
-            )
+            failed = ("--for=jsonpath={.status.phase}=Failed", f"pod/{sandbox.pod}", "--timeout=110s")
+            await asyncio.to_thread(as_scheduler, cluster, "wait", *failed)
             assert sandbox.container()["state"]["terminated"]["reason"] == "OOMKilled"
             return
         assert output.result is not None

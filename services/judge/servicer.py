@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, date, datetime
 from typing import Any, Final, TypeVar
 
+from google.protobuf.message import Message
 from orchard.judge.v1 import judge_service_pb2 as pb
 from orchard.judge.v1 import judge_service_pb2_grpc
 
@@ -116,10 +117,11 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
         fields.done()
         found = await self._batches.get(tenant, request.batch_id)
         items = await self._batches.items(tenant, request.batch_id, _after(request.page_token), size)
+        page = values.page_of(map(values.item_message, items))
         return pb.GetBatchResponse(
             progress=values.progress_message(found),
-            items=map(values.item_message, items),
-            next_page_token=encode_token((items[-1].item_id,)) if len(items) == size else "",
+            items=page,
+            next_page_token=_next(page, items, size, "item_id"),
         )
 
     async def GetAnswer(self, request: pb.GetAnswerRequest, context: Any) -> AsyncIterator[pb.GetAnswerResponse]:  # noqa: ARG002, N802
@@ -138,10 +140,8 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
         size = fields.page_size("page_size", request.page_size, default=100, maximum=1000)
         fields.done()
         found = await self._shelf.page(principal().tenant, _after(request.page_token), size)
-        return pb.ListRubricsResponse(
-            rubrics=map(values.rubric_message, found),
-            next_page_token=encode_token((found[-1].rubric.name,)) if len(found) == size else "",
-        )
+        page = values.page_of(map(values.rubric_message, found))
+        return pb.ListRubricsResponse(rubrics=page, next_page_token=_next(page, found, size, "name"))
 
     async def GetRubric(self, request: pb.GetRubricRequest, context: Any) -> pb.GetRubricResponse:  # noqa: ARG002, N802
         """See judge_service.proto."""
@@ -236,6 +236,12 @@ def _request_id(message: pb.JudgeRequest) -> str:
 
 def _after(token: str) -> str:
     return str(decode_token("page_token", token, (str,))[0]) if token else ""
+
+
+def _next(page: Sequence[Message], found: Sequence[Any], size: int, key: str) -> str:
+    """The token of the next page: where one of `size` was asked for, and of what was found the page has not all."""
+    more = len(page) < len(found) or len(found) == size
+    return encode_token((getattr(page[-1], key),)) if more else ""
 
 
 def _required(field: str, value: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
-from typing import Final
 
 from orchard.judge.v1 import judge_service_pb2 as pb
 
@@ -17,8 +16,6 @@ from services.judge.held import Share
 from services.judge.requests import Request
 from services.judge.servicer_intake import Intake, budget_of
 from services.judge.store.verdicts import Batch, BatchItem
-
-_MESSAGE_BYTES: Final = 1 << 20
 
 
 def start_of(message: pb.JudgeBatchRequest | None) -> pb.BatchStart:
@@ -77,7 +74,7 @@ def responses(result: Sequence[BatchItem] | Batch, *, several: bool) -> Iterator
         if not several:
             yield pb.JudgeBatchResponse(verdict=verdict)
             continue
-        if together.verdicts and size + verdict.ByteSize() > _MESSAGE_BYTES:
+        if together.verdicts and size + verdict.ByteSize() > values.MESSAGE_BYTES:
             yield pb.JudgeBatchResponse(verdicts=together)
             together, size = pb.ItemVerdicts(), 0
         together.verdicts.append(verdict)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Final
+from typing import Final, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from orchard.judge.v1 import judge_pb2, judge_service_pb2
 from orchard.rewards.scores import Scored
@@ -19,13 +21,30 @@ from services.judge.store.rubrics import StoredRubric
 from services.judge.store.verdicts import Batch, BatchItem
 from services.judge.texts import plain
 
+MESSAGE_BYTES: Final = 1 << 20
+"""Of what goes together in one message; far below what a client takes."""
+
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
+
+M = TypeVar("M", bound=Message)
 
 
 def check_id(fields: Fields, field: str, value: str) -> None:
     """A batch id or item id."""
     good = _ID.match(value) is not None
     fields.check(good, field, "must be 1 to 128 of A-Z, a-z, 0-9, '-', '_', '.', beginning with a letter or digit")
+
+
+def page_of(messages: Iterable[M]) -> list[M]:
+    """The first of the messages that go together; one at least."""
+    page: list[M] = []
+    size = 0
+    for message in messages:
+        size += message.ByteSize()
+        if page and size > MESSAGE_BYTES:
+            break
+        page.append(message)
+    return page
 
 
 def verdict_message(verdict: Verdict) -> judge_pb2.Verdict:

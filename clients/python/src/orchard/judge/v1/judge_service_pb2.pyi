@@ -556,7 +556,7 @@ class GetBatchRequest(_message.Message):
     batch_id: _builtins.str
     """Which one."""
     page_size: _builtins.int
-    """At most so many items, 1 to 1,000. Default 100."""
+    """At most so many items, 1 to 1,000, and no more than fit into about 1 MiB. Default 100."""
     page_token: _builtins.str
     """next_page_token of the page before; empty for the first."""
     def __init__(
@@ -661,7 +661,7 @@ class ListRubricsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """At most so many, 1 to 1,000. Default 100."""
+    """At most so many, 1 to 1,000, and no more than fit into about 1 MiB. Default 100."""
     page_token: _builtins.str
     """next_page_token of the page before; empty for the first."""
     def __init__(

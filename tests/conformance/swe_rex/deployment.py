@@ -70,6 +70,45 @@ async def files(runtime: OrchardRuntime) -> None:
     assert (await runtime.read_file(ReadFileRequest(path="/tmp/up/one"))).content == "1"
 
 
+async def a_late_interrupt(runtime: OrchardRuntime, run: Any) -> None:
+    """It comes as the command is over, and nobody knows yet: the next one is not taken for interrupted."""
+    session = runtime._sessions["default"]
+    process, begin = session._process, session._offset
+    assert process is not None
+    output, write, told = process.output, process.write, asyncio.Event()
+
+    async def prompts(count: int) -> None:
+        seen = b""
+        async for chunk in output(begin):
+            seen += chunk.data
+            if seen.count(session._prompt) >= count:
+                return
+
+    async def held(offset: int) -> Any:
+        async for chunk in output(offset):
+            if session._prompt in chunk.data:
+                await told.wait()
+            yield chunk
+
+    async def late(data: Any) -> None:
+        if data == "\x03":
+            await runtime.write_file(WriteFileRequest(path="/tmp/over", content=""))
+            await prompts(1)
+        await write(data)
+        if data == "\x03":
+            await prompts(2)
+            asyncio.get_running_loop().call_soon(told.set)
+
+    process.output, process.write = held, late  # type: ignore[method-assign, assignment]
+    waiting = asyncio.create_task(run("touch /tmp/begun; until test -e /tmp/over; do sleep 0.02; done; echo over"))
+    while (await runtime.execute(Command(command=["test", "-e", "/tmp/begun"]))).exit_code:
+        pass
+    await runtime.run_in_session(BashInterruptAction(timeout=60))
+    del process.output, process.write
+    assert await waiting == BashObservation(output="over\n", exit_code=0)
+    assert await run("echo next") == BashObservation(output="next\n", exit_code=0)
+
+
 async def sessions(runtime: OrchardRuntime) -> None:
     def run(command: str, **options: Any) -> Any:
         return runtime.run_in_session(BashAction(command=command, **{"timeout": 60, **options}))
@@ -119,6 +158,8 @@ async def sessions(runtime: OrchardRuntime) -> None:
     await runtime.run_in_session(BashInterruptAction(timeout=60))
     assert (await waiting).exit_code == 130
 
+    await a_late_interrupt(runtime, run)
+
     # An interactive program: what is typed, what it says, and its end.
     python = "PYTHON_BASIC_REPL=1 python3 -q"
     said = await run(python, is_interactive_command=True, expect=[">>> "])
@@ -126,6 +167,12 @@ async def sessions(runtime: OrchardRuntime) -> None:
     said = await run("print(6 * 7)", is_interactive_command=True, expect=[">>> "])
     assert (said.output, said.exit_code) == ("42", 0), said
     await run("quit()", is_interactive_quit=True)
+    # Of a character of which only the first byte is there the rest may follow.
+    halves = r"import os; os.write(1, b'ready\xc3'); input(); os.write(1, b'\xbc\n>>> '); input()"
+    await run(f'python3 -c "{halves}"', is_interactive_command=True, expect=["ready"])
+    said = await run("", is_interactive_command=True, expect=[">>> "])
+    assert said.output == "ü", said
+    await run("", is_interactive_quit=True)
     assert (await run("echo $A")).output == "1\n"
 
     # Others beside it, and its end.

@@ -191,7 +191,7 @@ class OrchardRuntime(AbstractRuntime):  # type: ignore[misc]
         try:
             output = await session.start(request.startup_source, request.startup_timeout)
         except BaseException:
-            del self._sessions[request.session]
+            self._sessions.pop(request.session, None)  # close() may have taken it
             raise
         return CreateBashSessionResponse(output=output)
 
@@ -213,7 +213,7 @@ class OrchardRuntime(AbstractRuntime):  # type: ignore[misc]
             SessionDoesNotExistError: there is none of this name.
         """
         await self._session(request.session).close()
-        del self._sessions[request.session]
+        self._sessions.pop(request.session, None)
         return CloseBashSessionResponse()
 
     def _session(self, name: str) -> BashSession:

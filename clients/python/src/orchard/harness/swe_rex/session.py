@@ -170,21 +170,21 @@ class BashSession:
         for keys in [*[("\x03",)] * max(1, action.n_retry), kill]:
             for key in keys:
                 await self._write(key)
-            if self._running.locked():
-                # Who waits for the command sees the prompt.
-                try:
-                    async with asyncio.timeout(waits), self._running:
-                        return BashObservation(output="", exit_code=0)
-                except TimeoutError as error:
-                    if isinstance(error, errors.OrchardError):
-                        raise
-                    continue
-            async with self._running:
-                try:
-                    output = await self._synchronise(waits)
-                except CommandTimeoutError:
-                    continue
-            return BashObservation(output=output.strip(), exit_code=0)
+            is_waited_for = self._running.locked()
+            try:
+                async with asyncio.timeout(waits):
+                    await self._running.acquire()
+            except TimeoutError:
+                continue
+            try:
+                # Who waits for the command sees its prompt. Where that was over already, ^C brings one more, which is
+                # not to pass for the end of the next one.
+                output = await self._synchronise(waits)
+            except CommandTimeoutError:
+                continue
+            finally:
+                self._running.release()
+            return BashObservation(output="" if is_waited_for else output.strip(), exit_code=0)
         raise CommandTimeoutError(f"session {self._name!r} could not be interrupted")
 
     async def _synchronise(self, seconds: float, *, line: str = ":") -> str:
@@ -259,13 +259,14 @@ class BashSession:
 
     def _take_expected(self, patterns: Sequence[tuple[str, re.Pattern[str]]]) -> tuple[_Part, str] | None:
         """The output before the first of the expected texts, if one is there."""
-        text = self._buffer.decode(errors="backslashreplace")
+        # What is left may begin or end within a character, the rest of which is still to come.
+        text = self._buffer.decode(errors="surrogateescape")
         matches = [(match.start(), match.end(), name) for name, one in patterns if (match := one.search(text))]
         if not matches:
             return None
         start, end, name = min(matches)
-        self._buffer = bytearray(text[end:].encode())
-        return _Part(_text(text[:start].encode())), name
+        self._buffer = bytearray(text[end:].encode(errors="surrogateescape"))
+        return _Part(_text(text[:start].encode(errors="surrogateescape"))), name
 
     async def _ended(self) -> _Part:
         """The last part of a shell that has ended, as by `exit`.

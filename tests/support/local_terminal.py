@@ -11,10 +11,12 @@ import sys
 import termios
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 BACKSTOP = 100.0
+_LAST = b"<no program shows this>"
 # In a session of its own with the terminal as its controlling one, as from a window.
 _IN_A_WINDOW = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
@@ -62,7 +64,12 @@ class LocalTerminal:
         end = time.monotonic() + BACKSTOP
         while (found := self.seen.find(wanted, after)) < 0:
             assert time.monotonic() < end, f"{wanted!r} does not come: {self.seen[-2000:]!r}"
-            assert self._look() or self.process.poll() is None, f"it ended: {self.seen[-2000:]!r}"
+            if self.process.poll() is None:
+                self._look()
+                continue
+            self._look_at_the_rest()
+            found = self.seen.find(wanted, after)
+            assert found >= 0, f"it ended: {self.seen[-2000:]!r}"
         return found + len(wanted)
 
     def exit(self) -> int:
@@ -71,9 +78,19 @@ class LocalTerminal:
         while self.process.poll() is None:
             assert time.monotonic() < end, f"it does not end: {self.seen[-2000:]!r}"
             self._look()
-        while self._look(0.0):
-            pass
+        self._look_at_the_rest()
         return self.process.returncode
+
+    def _look_at_the_rest(self) -> None:
+        """All that a program showed which has ended: the kernel brings it here in its own time, and in order."""
+        os.set_blocking(self._theirs, False)
+        end, last = time.monotonic() + BACKSTOP, memoryview(_LAST)
+        while not self.seen.endswith(_LAST):
+            assert time.monotonic() < end, f"something else is shown still: {self.seen[-2000:]!r}"
+            with suppress(BlockingIOError):  # there is no room before we have looked
+                last = last[os.write(self._theirs, last) :]
+            self._look()
+        self.seen = self.seen.removesuffix(_LAST)
 
     @property
     def is_as_before(self) -> bool:

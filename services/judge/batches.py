@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -37,6 +37,8 @@ class Batches:
         self._judging = judging
         self._store = store
         self._clock = clock
+        self._under_way: dict[tuple[str, str, str], tuple[str, int]] = {}
+        """What was asked for, and how often, of items that are judged now."""
 
     async def get(self, tenant: str, batch_id: str) -> Batch:
         """How far a batch is.
@@ -77,12 +79,31 @@ class Batches:
         yield await self.get(tenant, batch_id)
 
     async def judge_item(self, tenant: str, batch_id: str, item_id: str, request: Request, meter: Meter) -> BatchItem:
-        """The verdict of one item."""
-        prepared = await self._judging.prepare(tenant, request)
+        """The verdict of one item.
 
+        Raises:
+            AlreadyExistsError: its id was used for something else.
+        """
+        prepared = await self._judging.prepare(tenant, request)
         origin = Origin(prepared.asked, batch_id=batch_id, item_id=item_id)
-        verdict = await self._judging.judge(tenant, prepared, Errand([meter], origin))
+        with self._held_to(tenant, origin):
+            verdict = await self._judging.judge(tenant, prepared, Errand([meter], origin))
         return BatchItem(item_id, prepared.asked, verdict, again=verdict.is_outage)
+
+    @contextmanager
+    def _held_to(self, tenant: str, origin: Origin) -> Iterator[None]:
+        """Hold an item to what it is while it is judged: only then does the store."""
+        key = (tenant, origin.batch_id, origin.item_id)
+        asked, count = self._under_way.get(key, (origin.asked, 0))
+        if asked != origin.asked:
+            raise origin.taken()
+        self._under_way[key] = asked, count + 1
+        try:
+            yield
+        finally:
+            asked, count = self._under_way.pop(key)
+            if count > 1:
+                self._under_way[key] = asked, count - 1
 
 
 class _Run:

@@ -15,7 +15,7 @@ from orchard.rewards.agreement import Confusion, confusion
 from orchard.rewards.claw_eval import task_score
 from orchard.rewards.scores import Excluded
 
-from services.common.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from services.common.errors import InvalidArgumentError, NotFoundError
 from services.judge.answers.reading import read_answer
 from services.judge.asking import Asker, Kept, vote_of
 from services.judge.backends.endpoint import Endpoint
@@ -367,18 +367,7 @@ def _of_earlier(origin: Origin, earlier: Earlier) -> Verdict | None:
         AlreadyExistsError: it was something else.
     """
     if earlier.asked not in {"", origin.asked}:
-        if origin.request_id:
-            raise AlreadyExistsError(
-                f"request {origin.request_id!r} was something else; choose another id",
-                reason="REQUEST_ID_REUSED",
-                request_id=origin.request_id,
-            )
-        raise AlreadyExistsError(
-            f"item {origin.item_id!r} of batch {origin.batch_id!r} was something else; choose another id",
-            reason="ITEM_EXISTS",
-            batch_id=origin.batch_id,
-            item_id=origin.item_id,
-        )
+        raise origin.taken()
     if earlier.verdict is None or earlier.again:
         return None
     return _again(earlier.verdict) if earlier.cached else earlier.verdict

@@ -77,6 +77,8 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
                     intake = Intake(message.judgement)
                     for steps in message.first_steps:
                         intake.steps(steps)
+                elif message.first_steps:
+                    raise InvalidArgumentError.of("first_steps", "must be in the first message")
                 else:
                     intake.piece(part, message)
             if intake is None:

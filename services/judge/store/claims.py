@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
+from services.common.errors import AlreadyExistsError
 from services.judge.asking import Kept
 from services.judge.codec import SCORED, verdict_of
 from services.judge.model import Verdict
@@ -38,6 +39,21 @@ class Origin:
         if self.request_id:
             return f"request:{self.request_id}"
         return f"{self.batch_id}/{self.item_id}" if self.batch_id else ""
+
+    def taken(self) -> AlreadyExistsError:
+        """The error of an id that was used for something else."""
+        if self.request_id:
+            return AlreadyExistsError(
+                f"request {self.request_id!r} was something else; choose another id",
+                reason="REQUEST_ID_REUSED",
+                request_id=self.request_id,
+            )
+        return AlreadyExistsError(
+            f"item {self.item_id!r} of batch {self.batch_id!r} was something else; choose another id",
+            reason="ITEM_EXISTS",
+            batch_id=self.batch_id,
+            item_id=self.item_id,
+        )
 
 
 NOWHERE: Final = Origin()

@@ -25,6 +25,7 @@ from services.judge.requests import Request
 from services.judge.store.verdicts import Batch
 from tests.integration.judge.conftest import STEPS, Calls, judgement, pieces, step
 from tests.integration.judge.test_repeats import batches_of
+from tests.integration.judge.test_service import fails
 from tests.support.judge_server import JudgeServer
 from tests.support.wire import fields_of
 
@@ -145,6 +146,38 @@ async def test_items_that_are_not_whole_are_refused(
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await ended(calls, *parts)
     assert (raised.value.code(), fields_of(raised.value)) == (grpc.StatusCode.INVALID_ARGUMENT, [field])
+    assert server.requests == []
+
+
+async def test_an_id_for_two_things_at_once_is_refused(calls: Calls, server: JudgeServer) -> None:
+    """While the first is judged: neither of both loses its verdict without a word."""
+    first, second = whole("a", instruction="Do that."), whole("a", instruction="Do this.")
+    server.behave("wait")
+    judging = asyncio.create_task(ended(calls, {"items": pb.WholeItems(items=[first])}))
+    await asyncio.wait_for(server.arrived.wait(), 110)
+    for items in ([second], [first, second]):
+        refused = ended(calls, {"items": pb.WholeItems(items=items)})
+        assert await fails(refused, grpc.StatusCode.ALREADY_EXISTS, "'a'") == "ITEM_EXISTS"
+    server.go_on.set()
+    assert (await judging)[-1].progress.scored == 1
+    # It is what it was first, and the same twice is one item.
+    found = await ended(calls, {"items": pb.WholeItems(items=[first, first])})
+    assert (found[-1].progress.scored, len(server.requests)) == (1, 1)
+    fresh = [whole("b", instruction="Do that.", fresh=True), whole("b", instruction="Do this.", fresh=True)]
+    refused = ended(calls, {"items": pb.WholeItems(items=fresh)})
+    assert await fails(refused, grpc.StatusCode.ALREADY_EXISTS, "'b'") == "ITEM_EXISTS"
+
+
+async def test_first_steps_are_of_the_first_message(calls: Calls, server: JudgeServer) -> None:
+    """Elsewhere they would be left out, and less judged than was sent."""
+
+    async def requests() -> AsyncIterator[pb.JudgeRequest]:
+        yield pb.JudgeRequest(judgement=judgement(), more=True)
+        yield pb.JudgeRequest(
+            steps=pb.AttemptSteps(steps=STEPS), first_steps=[pb.AttemptSteps(steps=[step(2, "And more.")])]
+        )
+
+    assert await fails(calls.Judge(requests()), grpc.StatusCode.INVALID_ARGUMENT, "first_steps")
     assert server.requests == []
 
 

@@ -114,7 +114,7 @@ class Dispatcher:
             await self._store.finish(name, record.request_id, State.FAILED, _reason_of(error), error.message)
             return
         made = Incarnation(*name, uid)
-        outcome, expire_ms = await self._store.started(name, record.request_id, uid)
+        outcome, expire_ms = await self._store.started(name, record.request_id, uid, create_ms=record.create_ms)
         if outcome == "unwanted":
             # It was deleted, or its record replaced, while it was being made.
             self.delete_soon(made)

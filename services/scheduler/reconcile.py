@@ -55,6 +55,8 @@ class Reconciler:
         self._stuck_ms = stuck_seconds * 1000
         self._absent_since: dict[tuple[str, str], int] = {}
         self._going_since: dict[str, int] = {}
+        self._strangers: dict[tuple[str, str], str] = {}
+        """Uids of living sandboxes whose id has the record of another."""
         self._seen: Hub[str, Observed] = Hub()
         self._backlog = self._seen.subscribe()
         self._synced = asyncio.Event()
@@ -99,6 +101,8 @@ class Reconciler:
                 # Redis is away: this event waits, newer ones of other sandboxes gather behind it, one each.
                 await asyncio.sleep(_REAP_SECONDS)
                 continue
+            if outcome == "other":
+                self._strangers[seen.tenant, seen.sandbox_id] = seen.uid
             # Its record has ended, now or earlier: what the runtime still has of it nobody else would remove.
             over = seen.state is State.FAILED or outcome == "ended"
             if over and seen.state not in (State.DELETING, State.DELETED):
@@ -169,7 +173,8 @@ class Reconciler:
             if seen.state is State.FAILED or (seen.tenant, seen.sandbox_id) not in recorded:
                 await self._write(seen)
         self._push_stuck(cache)
-        missing = [name for name in names if not _present(cache.get(*name))]
+        self._strangers = {name: uid for name, uid in self._strangers.items() if name in recorded}
+        missing = [name for name in names if not self._is_there(cache.get(*name), name)]
         absent: dict[tuple[str, str], int] = {}
         for start in range(0, len(missing), _AT_ONCE):
             for record in await self._store.get_many(missing[start : start + _AT_ONCE]):
@@ -178,6 +183,10 @@ class Reconciler:
         self._absent_since = absent
         while await self._store.sweep(_AT_ONCE) == _AT_ONCE:
             pass
+
+    def _is_there(self, seen: Observed | None, name: tuple[str, str]) -> bool:
+        """Whether a record's sandbox is. One of another create has its id where the store lost its last moments."""
+        return seen is not None and seen.state is not State.DELETED and self._strangers.get(name) != seen.uid
 
     def _push_stuck(self, cache: WatchCache) -> None:
         """Have the runtime forget what has been going for too long, as where its node is lost."""
@@ -219,7 +228,3 @@ class Reconciler:
     async def _finish(self, record: Record, state: State, reason: Reason, message: str) -> None:
         _log.info("record ended by reconciling", sandbox_id=record.sandbox_id, state=state.name, reason=reason.name)
         await self._store.finish((record.tenant, record.sandbox_id), record.request_id, state, reason, message)
-
-
-def _present(seen: Observed | None) -> bool:
-    return seen is not None and seen.state is not State.DELETED

@@ -162,9 +162,9 @@ class LeaseStore:
             text = await cast("Awaitable[bytes | None]", self._redis.hget(f"orchard:tenant:{tenant}", "waits"))
         return text.decode() if text else ""
 
-    async def started(self, name: Name, request_id: str, uid: str) -> tuple[str, int]:
+    async def started(self, name: Name, request_id: str, uid: str, *, create_ms: int = 0) -> tuple[str, int]:
         """Note the incarnation that the runtime made; returns started, missing or unwanted, and when it expires."""
-        outcome, expire_ms = await self._run("started", *name, request_id, uid)
+        outcome, expire_ms = await self._run("started", *name, request_id, uid, create_ms)
         return outcome.decode(), int(expire_ms)
 
     async def release(self, name: Name, request_id: str, delay_ms: int, message: str) -> bool:
@@ -193,7 +193,7 @@ class LeaseStore:
         return str(outcome.decode())
 
     async def rebuild(self, seen: Observed, terms: Terms, now_ms: int) -> bool:
-        """Make the record of a sandbox that the runtime has; False if there is one."""
+        """Make the record of a sandbox that the runtime has; False if there is one (lua/rebuild.lua)."""
         fields: dict[str, str | bytes | int] = {
             "tenant": seen.tenant,
             "sandbox_id": seen.sandbox_id,
@@ -225,7 +225,8 @@ class LeaseStore:
             "charged": 0,
         }
         flat = [part for pair in fields.items() for part in pair]
-        return bool(await self._run("rebuild", seen.tenant, seen.sandbox_id, seen.request_id, seen.spec_hash, *flat))
+        name = (seen.tenant, seen.sandbox_id)
+        return bool(await self._run("rebuild", *name, seen.request_id, seen.spec_hash, seen.create_ms, *flat))
 
     async def delete(self, name: Name, uid: str, reason: Reason) -> tuple[str, Record | None]:
         """Mark a sandbox DELETING; returns missing, ended, other_uid or deleting, and the record."""

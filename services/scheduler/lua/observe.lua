@@ -1,5 +1,5 @@
 -- ARGV: tenant, id, request_id, uid, revision (20 digits), state, reason, message, ready_ms, create_ms
--- Writes what the watcher saw. Returns applied, missing (no record), ended (for the record it is over, so nothing of it may live),
+-- Writes what the watcher saw. Returns applied, missing (no record of it), ended (for the record it is over, so nothing of it may live),
 -- other (another create's) or old.
 local tenant, id = ARGV[1], ARGV[2]
 local key = record_key(tenant, id)
@@ -8,6 +8,8 @@ if not r[1] then return 'missing' end
 if r[2] ~= ARGV[3] then
   -- An id is given again only after its end: what is older than the record is a leftover.
   if tonumber(ARGV[10]) < tonumber(r[7]) then return 'ended' end
+  -- Its own record was lost with the store's last moments, and came after the end of this one.
+  if is_terminal(r[1]) then return 'missing' end
   return 'other'
 end
 if is_terminal(r[1]) then return 'ended' end

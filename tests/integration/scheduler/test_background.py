@@ -3,11 +3,12 @@
 import asyncio
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import redis.asyncio as redis
 
-from services.common.errors import UnavailableError
+from services.common.errors import AlreadyExistsError, UnavailableError
 from services.common.quota import Quota
 from services.common.states import Reason, State
 from services.common.watch_cache import clock_ms
@@ -56,8 +57,8 @@ class TestStarts:
 
         noted, note = asyncio.Event(), pieces.store.started
 
-        async def started_then_told(name: tuple[str, str], request_id: str, uid: str) -> tuple[str, int]:
-            outcome = await note(name, request_id, uid)
+        async def started_then_told(*what: Any, **more: Any) -> tuple[str, int]:
+            outcome = await note(*what, **more)
             noted.set()
             return outcome
 
@@ -99,6 +100,29 @@ class TestStarts:
             rounds.cancel()
             await asyncio.gather(rounds, return_exceptions=True)
         assert (await state_of(pieces.store, wanted("b")))[0] is State.QUEUED
+
+    async def test_a_store_that_loses_its_last_moments_during_a_start_costs_nothing(
+        self, pieces: Pieces, valkey: redis.Redis
+    ) -> None:
+        """It is left with the ended sandbox that had the id before."""
+        await pieces.create("a", "before")
+        await pieces.scheduler.delete("t", "a", "")
+        await valkey.hset("orchard:sandbox:t:a", "create_ms", "1")
+        kept = {key: await valkey.dump(key) for key in await valkey.keys()}
+
+        async def loses(_record: Record) -> None:
+            await valkey.flushall()
+            for key, value in kept.items():
+                await valkey.restore(key, 0, value)
+
+        pieces.runtime.creating = loses
+        async with pieces.dispatching():
+            record = await pieces.create("a", "lost")
+            async with asyncio.timeout(110):
+                while (found := await pieces.store.get(("t", "a"))) is None or found.uid != "u-a":
+                    await asyncio.sleep(0.005)
+        assert (found.request_id, found.state, found.create_ms) == ("lost", State.STARTING, record.create_ms)
+        assert pieces.runtime.deleted.empty()
 
     async def test_what_was_deleted_while_it_was_made_is_removed(self, pieces: Pieces) -> None:
         async def deleted(record: Record) -> None:
@@ -266,6 +290,36 @@ class TestRounds:
         pieces.runtime.there.clear()
         await pieces.reconciler._round(pieces.cache)
         assert (await state_of(pieces.store, wanted("a")))[0].terminal
+
+    @pytest.mark.parametrize("ended", [True, False])
+    async def test_a_create_that_was_lost_with_the_last_moments_gets_its_id_back(
+        self, pieces: Pieces, monkeypatch: pytest.MonkeyPatch, ended: bool
+    ) -> None:
+        """The store still has the one before, as ended or even as it lived; what the runtime has came after its end."""
+        now = [clock_ms()]
+        monkeypatch.setattr("services.scheduler.reconcile.clock_ms", lambda: now[0])
+        before, lost = wanted("a", request_id="before"), wanted("a", request_id="lost")
+        await started(pieces.store, before)
+        if ended:
+            await pieces.store.finish(("t", "a"), "before", State.DELETED, Reason.REQUESTED, "")
+        late = seen(lost, State.READY, 9, uid="u2", create_ms=FAR_MS, ready_ms=FAR_MS, expire_ms=2 * FAR_MS)
+        pieces.cache.tell(late)
+        await pieces.reconciler._write(late)
+        for _ in range(3):
+            await pieces.reconciler._round(pieces.cache)
+            now[0] += GRACE_MS + 1
+            pieces.cache.heard_ms = now[0]
+        found = await pieces.scheduler.get("t", "a")
+        assert (found.request_id, found.uid, found.state) == ("lost", "u2", State.READY)
+        assert await pieces.store.living() == [("t", "a")]
+        assert await pieces.store.page("t", None, 9) == [(FAR_MS, "a")]
+        # It has its id, and goes like any other.
+        with pytest.raises(AlreadyExistsError):
+            await pieces.create("a", "next")
+        pieces.cache.tell(replace(late, state=State.DELETED, revision=10))
+        await pieces.reconciler._write(replace(late, state=State.DELETED, revision=10))
+        assert await pieces.store.sweep(9) == 0
+        assert (await pieces.create("a", "next")).request_id == "next"
 
     async def test_what_has_been_going_for_too_long_is_forced(
         self, store: LeaseStore, monkeypatch: pytest.MonkeyPatch

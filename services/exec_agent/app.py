@@ -101,10 +101,15 @@ async def serve(config: AgentConfig) -> AsyncIterator[Agent]:
         launcher = Launcher(waits, config.launcher_fd, config.cgroup_procs_fds)
         launcher.start()
         stack.callback(launcher.close)
+        files = FileService(
+            working_directory=config.working_directory,
+            default_owner=partial(_default_owner, config),
+            state_fd=config.state_fd,
+        )
+        stack.callback(files.close)
+        await files.settle()
         service = ExecService(config, journal, launcher, waits)
         stack.callback(service.close)
-        files = FileService(working_directory=config.working_directory, default_owner=partial(_default_owner, config))
-        stack.callback(files.close)
         keys = PublicKeysFile(config.public_keys_file) if config.public_keys_file else None
         verifier = Verifier(keys or parse_public_keys(config.public_keys_pem.encode()), config.uid)
         server = Server(

@@ -1,7 +1,7 @@
 """Commands that wait in the queue, kept so that an agent that is started again goes on with them.
 
 A file for each in the agent's own directory, made before its caller is told that it was accepted, and gone once the
-journal says that it was begun or will never be. Its lines, each with a CRC-32 as in the journal (records.py):
+journal says that it was begun or will never be. Its lines, each with its CRC-32 (lines.py):
 
     Q sequence create-ns command    the command: a JSON object
     I offset base64                 input that was taken, before its writer was told so
@@ -22,13 +22,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from services.common.errors import ResourceExhaustedError
-from services.exec_agent import records
+from services.exec_agent import lines
 from services.exec_agent.model import Command
 from services.exec_agent.stdin import InputLog
 
 _PREFIX: Final = "queued-"
 _NEW: Final = ".new"  # no id has a dot
-_READ_SIZE: Final = 1 << 20
 _FLAGS: Final = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -83,7 +82,7 @@ class Backlog:
             flags = _FLAGS | os.O_WRONLY | os.O_CREAT | os.O_TRUNC
             descriptor = os.open(name + _NEW, flags, 0o600, dir_fd=self._directory_fd)
             try:
-                _append(descriptor, records.line(f"Q {sequence} {create_ns} {_encode(command)}"))
+                lines.append(descriptor, f"Q {sequence} {create_ns} {_encode(command)}")
             finally:
                 os.close(descriptor)
             os.rename(name + _NEW, name, src_dir_fd=self._directory_fd, dst_dir_fd=self._directory_fd)
@@ -118,22 +117,20 @@ class Backlog:
         try:
             descriptor = os.open(_PREFIX + exec_id, _FLAGS | os.O_WRONLY | os.O_APPEND, dir_fd=self._directory_fd)
             try:
-                _append(descriptor, records.line(text))
+                lines.append(descriptor, text)
             finally:
                 os.close(descriptor)
         except OSError as error:
             raise _no_space("input of a command that waits", error) from None
 
-    def _load(self, name: str) -> bytes:
-        """The whole lines of a file. What is behind them was cut short by a kill, and is cut off."""
+    def _load(self, name: str) -> list[bytes]:
         with contextlib.suppress(OSError):
             descriptor = os.open(name, _FLAGS | os.O_RDWR, dir_fd=self._directory_fd)
-            with os.fdopen(descriptor, "rb+", buffering=0) as file:
-                data = b"".join(iter(lambda: file.read(_READ_SIZE), b""))
-                whole = data.rfind(b"\n") + 1
-                file.truncate(whole)
-                return data[:whole]
-        return b""
+            try:
+                return lines.read_whole(descriptor)
+            finally:
+                os.close(descriptor)
+        return []
 
     def _unlink(self, name: str) -> None:
         with contextlib.suppress(OSError):
@@ -155,18 +152,6 @@ class _Input:
         self._backlog.note_input(self._exec_id, f"F {offset}")
 
 
-def _append(descriptor: int, line: bytes) -> None:
-    """Add a line, all of it or nothing."""
-    size = os.fstat(descriptor).st_size
-    try:
-        rest = memoryview(line)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-    except OSError:
-        os.ftruncate(descriptor, size)
-        raise
-
-
 def _no_space(what: str, error: OSError) -> ResourceExhaustedError:
     return ResourceExhaustedError(
         f"the agent cannot note {what}: {error.strerror}; free space in the platform's data directory",
@@ -174,9 +159,9 @@ def _no_space(what: str, error: OSError) -> ResourceExhaustedError:
     )
 
 
-def _parse(exec_id: str, data: bytes) -> Waiting:
+def _parse(exec_id: str, written: list[bytes]) -> Waiting:
     try:
-        bodies = [_body_of(line) for line in data.splitlines()]
+        bodies = [_body_of(line) for line in written]
         kind, sequence, create_ns, command = bodies[0].split(" ", 3)
         if kind != "Q":
             return Waiting(exec_id)
@@ -187,7 +172,7 @@ def _parse(exec_id: str, data: bytes) -> Waiting:
 
 
 def _body_of(line: bytes) -> str:
-    body = records.body_of(line)
+    body = lines.body_of(line)
     if body is None:
         raise ValueError("a line is not as it was written")
     return body

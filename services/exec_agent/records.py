@@ -18,7 +18,6 @@ from __future__ import annotations
 import binascii
 import hashlib
 import json
-import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from typing import Any, Final
 
 from services.common import errors
 from services.common.errors import OrchardError
+from services.exec_agent.lines import body_of, line
 from services.exec_agent.model import Chunk, End, Result
 
 _JOIN_LIMIT: Final = 4 << 10
@@ -182,19 +182,7 @@ def _why(past: Past, result: Result) -> object:
     return [error.message, type(error).__name__, error.reason, dict(error.metadata)]
 
 
-def line(text: str) -> bytes:
-    """A line that says this, with its CRC."""
-    body = text.encode("ascii")
-    return b"%b %08x\n" % (body, zlib.crc32(body))
-
-
 # ------------------------------------------------------------ reading
-
-
-def body_of(written: bytes) -> str | None:
-    """What a line says; None if it is not whole."""
-    body, _, crc = written.rpartition(b" ")
-    return body.decode("ascii") if crc == b"%08x" % zlib.crc32(body) else None
 
 
 @dataclass(slots=True)

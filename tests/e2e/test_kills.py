@@ -197,6 +197,22 @@ async def test_what_waits_in_the_queue_goes_on_with_its_input_once_the_agent_is_
             await first.wait()
 
 
+async def test_a_patch_is_applied_though_its_agent_is_killed(client: orchard.AsyncSandboxClient) -> None:
+    rng, names = random.Random(SEED), [f"d{number}/f" for number in range(100)]
+    section = "--- a/{0}\n+++ b/{0}\n@@ -1 +1 @@\n-{1}\n+{2}\n"
+    async with await client.create() as sandbox:
+        await sandbox.exec("mkdir /root/tree; cd /root/tree; for i in $(seq 0 99); do mkdir d$i; echo 0 > d$i/f; done")
+        for number in range(5):
+            diff = "".join(section.format(name, number, number + 1) for name in names)
+            patch = asyncio.ensure_future(sandbox.apply_patch(diff, path="/root/tree"))
+            await asyncio.sleep(rng.uniform(0.0, 0.1))  # the moment of the kill is what varies
+            with pytest.raises(orchard.CommandInterrupted):
+                await sandbox.exec("kill -9 -1; sleep 60", concurrent=True)
+            assert (await patch).applied
+            found = await sandbox.exec("cd /root/tree; cat */f | sort | uniq -c; find . -type f | wc -l")
+            assert found.stdout.split() == ["100", str(number + 1), "100"]
+
+
 async def test_the_agent_killed_from_inside_comes_back(client: orchard.AsyncSandboxClient) -> None:
     async with await client.create() as sandbox:
         # What the platform did to a command is an error, never a result that could be scored.

@@ -1,4 +1,4 @@
-"""Applies patches to a directory: reads what they need, and carries their plan out by renames that can be undone."""
+"""Applies patches to a directory: reads what they need, and has their plan carried out."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import errno
 import os
 import stat
 from bisect import bisect
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from services.common.errors import InvalidArgumentError
 from services.exec_agent.files.beneath import Beneath, EscapeError
 from services.exec_agent.files.errors import BelowError, file_errors, shown
-from services.exec_agent.files.ownership import DefaultOwner, Owner, give, owner_in
+from services.exec_agent.files.intents import Intents
+from services.exec_agent.files.ownership import DefaultOwner
 from services.exec_agent.files.patch import (
-    Change,
     Entry,
     Options,
     PatchMalformedError,
@@ -26,25 +25,23 @@ from services.exec_agent.files.patch import (
     make_plan,
     parse,
 )
-from services.exec_agent.files.paths import DIRECTORY_FLAGS, rename_into_free_name, temporary_name
+from services.exec_agent.files.paths import DIRECTORY_FLAGS
+from services.exec_agent.files.placing import Commit, seen_of, split
 from services.exec_agent.files.reading import open_regular_entry
 from services.exec_agent.files.tree import Cursor, walk
-from services.exec_agent.files.writing import TemporaryFile, keep_owner
 
 _MAXIMUM_FILE_BYTES: Final = 64 << 20
 
 
-class _Seen(NamedTuple):
-    """What a file was when it was read, to notice a change meanwhile."""
-
-    inode: int
-    size: int
-    mtime_ns: int
-    owner: Owner
-
-
 def apply_patch(
-    path: bytes, text: bytes, *, strip: int | None, dry_run: bool, options: Options, default_owner: DefaultOwner
+    path: bytes,
+    text: bytes,
+    *,
+    strip: int | None,
+    dry_run: bool,
+    options: Options,
+    default_owner: DefaultOwner,
+    intents: Intents,
 ) -> Plan:
     """Apply a patch below the directory `path`; see FileService.ApplyPatch."""
     try:
@@ -52,7 +49,7 @@ def apply_patch(
         with file_errors(path), Beneath(path, default_owner) as beneath:
             plan = make_plan(patches, _DirectoryTree(beneath), options)
             if plan.changes and not dry_run:
-                _Commit(beneath, default_owner).run(plan.changes)
+                Commit(beneath, default_owner, intents).run(plan.changes)
             return plan
     except PatchMalformedError as error:
         raise InvalidArgumentError.of(
@@ -62,11 +59,6 @@ def apply_patch(
         raise InvalidArgumentError.of(
             "data", error.message, reason="PATCH_PATH_ESCAPES", path=shown(error.path)
         ) from None
-
-
-def _split(path: bytes) -> tuple[list[bytes], bytes]:
-    *parents, name = path.split(b"/")
-    return parents, name
 
 
 class _DirectoryTree:
@@ -90,7 +82,7 @@ class _DirectoryTree:
             raise BelowError(error, path) from error
 
     def _read(self, path: bytes) -> Entry | None:
-        parents, name = _split(path)
+        parents, name = split(path)
         try:
             with self._beneath.directory(parents) as directory:
                 self._refuse_second_name(path, name, directory)
@@ -127,7 +119,7 @@ class _DirectoryTree:
 
     def holds_others(self, path: bytes, removed: Container[bytes]) -> bool | None:
         """See patch.Tree."""
-        parents, name = _split(path)
+        parents, name = split(path)
         with (
             suppress(FileNotFoundError, NotADirectoryError, EscapeError),
             self._beneath.directory(parents) as directory,
@@ -152,223 +144,10 @@ _REASONS: Final = {
 def _read(name: bytes, directory: int) -> Entry:
     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if stat.S_ISLNK(status.st_mode):
-        return Entry(os.readlink(name, dir_fd=directory), status.st_mode, _seen(status))
+        return Entry(os.readlink(name, dir_fd=directory), status.st_mode, seen_of(status))
     descriptor = open_regular_entry(name, directory)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if status.st_size > _MAXIMUM_FILE_BYTES:
             raise UnpatchableError(f"it has more than {_MAXIMUM_FILE_BYTES >> 20} MiB")
-        return Entry(file.read(_MAXIMUM_FILE_BYTES), status.st_mode, _seen(status))
-
-
-def _seen(status: os.stat_result) -> _Seen:
-    return _Seen(status.st_ino, status.st_size, status.st_mtime_ns, Owner(status.st_uid, status.st_gid))
-
-
-@dataclass(slots=True)
-class _Step:
-    """One change on its way.
-
-    Attributes:
-        made: parent directories made for it, topmost first.
-        fresh: temporary name of the new content; empty if there is none, or it has got its place.
-        backup: temporary name of the old content; empty if there is none yet.
-        place: the parents with links followed, which may be gone when the backup is.
-        is_placed: the new content has its name, or the old one has lost it.
-    """
-
-    change: Change
-    parents: list[bytes]
-    name: bytes
-    made: list[list[bytes]]
-    fresh: bytes = b""
-    backup: bytes = b""
-    place: Sequence[bytes] = ()
-    is_placed: bool = False
-
-
-class _Commit:
-    """Writes the new contents under temporary names and moves them into place; all of them back if one cannot be."""
-
-    def __init__(self, beneath: Beneath, default_owner: DefaultOwner) -> None:
-        self._beneath = beneath
-        self._default_owner = default_owner
-        self._backups: set[bytes] = set()
-        self._removed: set[bytes] = set()
-
-    def run(self, changes: Sequence[Change]) -> None:
-        """Make the changes.
-
-        Raises:
-            BelowError: one of them failed, and all is as before. ESTALE if a file changed since the plan was made.
-        """
-        # Removals come first: a directory may take the place of a file.
-        ordered = sorted(changes, key=lambda change: change.after is not None)
-        self._removed = {change.path for change in changes if change.after is None}
-        steps = [_Step(change, *_split(change.path), []) for change in ordered]
-        try:
-            for work in (self._prepare_if_possible, self._place):
-                for step in steps:
-                    _with_path(work, step)
-        except BaseException:
-            for step in reversed(steps):
-                self._undo(step)
-            raise
-        for step in steps:
-            self._tidy(step)
-
-    def _prepare_if_possible(self, step: _Step) -> None:
-        if any(b"/".join(step.parents[:depth]) in self._removed for depth in range(1, len(step.parents) + 1)):
-            return  # a link that is yet to be removed would lead elsewhere
-        with suppress(NotADirectoryError):  # a file that is yet to be removed
-            self._prepare(step)
-
-    def _prepare(self, step: _Step) -> None:
-        """Write the new content next to its place."""
-        after = step.change.after
-        if after is None:
-            return
-        self._make_parents(step)
-        with self._beneath.directory(step.parents) as directory:
-            name = temporary_name()
-            if after.is_link:
-                os.symlink(after.data, name, dir_fd=directory)
-                step.fresh = name
-                return
-            file = TemporaryFile(directory)
-            try:
-                file.write([after.data])
-                if isinstance(after.token, _Seen):
-                    keep_owner(file.fd, after.token.owner)
-                else:
-                    give(file.fd, owner_in(directory, self._default_owner))
-                os.fchmod(file.fd, stat.S_IMODE(after.mode))
-                file.publish(name, replace=False)
-                step.fresh = name
-            finally:
-                file.discard()
-
-    def _make_parents(self, step: _Step) -> None:
-        for depth in range(1, len(step.parents) + 1):
-            parents = step.parents[:depth]
-            try:
-                with self._beneath.directory(parents):
-                    continue
-            except FileNotFoundError:
-                step.made.append(parents)
-                with self._beneath.directory(parents, make=True):
-                    pass
-
-    def _place(self, step: _Step) -> None:
-        """Move the old content away and the new one in."""
-        before, after = step.change.before, step.change.after
-        if after is not None and not step.fresh:
-            self._prepare(step)
-        with self._beneath.directory(step.parents) as directory:
-            step.place = self._beneath.followed(step.parents)
-            if before is None:
-                self._clear(step, directory)
-                rename_into_free_name(step.fresh, directory, step.name, directory)
-            else:
-                status = os.stat(step.name, dir_fd=directory, follow_symlinks=False)
-                if _seen(status) != before.token:
-                    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-                step.backup = temporary_name()
-                if after is None:
-                    self._backups.add(step.backup)
-                    os.rename(step.name, step.backup, src_dir_fd=directory, dst_dir_fd=directory)
-                else:
-                    _link_or_rename(step.name, step.backup, directory)
-                    os.rename(step.fresh, step.name, src_dir_fd=directory, dst_dir_fd=directory)
-        step.fresh = b""
-        step.is_placed = True
-
-    def _clear(self, step: _Step, directory: int) -> None:
-        """Move a directory out of a file's way, if all that is left in it are backups of ours."""
-        try:
-            self._refuse_others(step.name, directory)
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        step.backup = temporary_name()
-        os.rename(step.name, step.backup, src_dir_fd=directory, dst_dir_fd=directory)
-        self._refuse_others(step.backup, directory)  # one may have come before the rename
-
-    def _refuse_others(self, name: bytes, directory: int) -> None:
-        with Cursor(os.open(name, DIRECTORY_FLAGS, dir_fd=directory)) as cursor:
-            if any(node.name not in self._backups for node in walk(cursor, recursive=True) if not node.is_directory):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-
-    def _undo(self, step: _Step) -> None:
-        """Bring the old content back."""
-        with suppress(OSError, EscapeError), self._beneath.directory(step.parents) as directory:
-            if step.backup:
-                with suppress(FileNotFoundError):
-                    if step.is_placed and step.change.before is None:
-                        _unlink(step.name, directory)
-                    os.rename(step.backup, step.name, src_dir_fd=directory, dst_dir_fd=directory)
-            elif step.is_placed:
-                _unlink(step.name, directory)
-            # Renaming onto another link of the same file does nothing and leaves both.
-            _unlink(step.backup, directory)
-            _unlink(step.fresh, directory)
-        for parents in reversed(step.made):
-            self._remove_if_empty(parents)
-
-    def _tidy(self, step: _Step) -> None:
-        """Drop the old content, and parents that a removal leaves empty, as git does."""
-        if step.backup:
-            with suppress(OSError, EscapeError):
-                self._remove_backup([*step.place, step.backup])
-        if step.change.after is None:
-            for depth in range(len(step.parents), 0, -1):
-                if not self._remove_if_empty(step.parents[:depth]):
-                    break
-
-    def _remove_backup(self, parts: list[bytes]) -> None:
-        """Remove a file; of a directory only what is ours, and not itself if another made something in it meanwhile."""
-        directories = [parts]
-        with self._beneath.directory(parts[:-1]) as directory:
-            try:
-                descriptor = os.open(parts[-1], DIRECTORY_FLAGS, dir_fd=directory)
-            except NotADirectoryError:
-                os.unlink(parts[-1], dir_fd=directory)
-                return
-            with Cursor(descriptor) as cursor:
-                for node in walk(cursor, recursive=True):
-                    if node.is_directory:
-                        directories.append([*parts, *node.path.split(b"/")])
-                    elif node.name in self._backups:
-                        _unlink(node.name, node.parent_fd)
-        for parts_of_one in reversed(directories):
-            self._remove_if_empty(parts_of_one)
-
-    def _remove_if_empty(self, parts: list[bytes]) -> bool:
-        try:
-            with self._beneath.directory(parts[:-1]) as directory:
-                os.rmdir(parts[-1], dir_fd=directory)
-        except (OSError, EscapeError):
-            return False
-        return True
-
-
-def _with_path(work: Callable[[_Step], None], step: _Step) -> None:
-    try:
-        work(step)
-    except EscapeError as error:
-        raise BelowError(OSError(errno.ESTALE, os.strerror(errno.ESTALE)), step.change.path) from error
-    except OSError as error:
-        raise BelowError(error, step.change.path) from error
-
-
-def _link_or_rename(name: bytes, backup: bytes, directory: int) -> None:
-    """Keep the old content under a second name too; where links cannot be, move it."""
-    try:
-        os.link(name, backup, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
-    except OSError:
-        os.rename(name, backup, src_dir_fd=directory, dst_dir_fd=directory)
-
-
-def _unlink(name: bytes, directory: int) -> None:
-    if name:
-        with suppress(OSError):
-            os.unlink(name, dir_fd=directory)
+        return Entry(file.read(_MAXIMUM_FILE_BYTES), status.st_mode, seen_of(status))

@@ -50,6 +50,16 @@ def temporary_name() -> bytes:
     return b".orchard-" + secrets.token_hex(8).encode() + b".tmp"
 
 
+def identity_of(name: bytes, directory_fd: int) -> tuple[int, int]:
+    """Device and inode of an entry, of a link itself.
+
+    Raises:
+        OSError: as stat.
+    """
+    status = os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
+    return status.st_dev, status.st_ino
+
+
 @cache
 def _renameat2() -> Callable[..., int] | None:
     function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

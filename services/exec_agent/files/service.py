@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable
 from contextlib import suppress
 from functools import cache, partial
 from typing import Final, TypeVar
 
 from services.common.errors import FailedPreconditionError, InvalidArgumentError
+from services.exec_agent.files import moving, placing
 from services.exec_agent.files.archive.headers import Entry as ArchiveEntry
 from services.exec_agent.files.archive.pack import pack
 from services.exec_agent.files.archive.unpack import Unpacked, Unpacker
+from services.exec_agent.files.intents import Intents
 from services.exec_agent.files.listing import FileStatus, Page, describe, list_page
-from services.exec_agent.files.moving import move
 from services.exec_agent.files.ownership import DefaultOwner, Owner
 from services.exec_agent.files.patch import Options, Plan
 from services.exec_agent.files.patching import apply_patch
@@ -38,14 +39,21 @@ class FileService:
     Args:
         working_directory: where relative paths start.
         default_owner: gives the uid and gid of new files, the sandbox's user's. Asked at most once a call.
+        state_fd: the agent's own directory.
     """
 
-    def __init__(self, *, working_directory: str, default_owner: DefaultOwner) -> None:
+    def __init__(self, *, working_directory: str, default_owner: DefaultOwner, state_fd: int) -> None:
         self._working_directory = working_directory
         self._default_owner = default_owner
         self._workers = Workers()
         self._uploads = Uploads()
         self._turns = Turns()
+        self._intents = Intents(state_fd)
+
+    async def settle(self) -> None:
+        """Take back or finish the changes in whose middle an agent before this one was killed; before any call."""
+        if self._intents.is_left:
+            await self._workers.run(self._intents.settle, {placing.PATCH: placing.settle, moving.MOVE: moving.settle})
 
     def close(self) -> None:
         """Take no more work."""
@@ -123,7 +131,7 @@ class FileService:
     async def move(self, source: str, target: str, *, overwrite: bool) -> None:
         """Rename, across devices too."""
         places = self._path(source), self._path(target)
-        await self._run_in_turn(places, partial(move, *places, overwrite=overwrite))
+        await self._run_in_turn(places, partial(moving.move, *places, overwrite=overwrite, intents=self._intents))
 
     async def remove(self, path: str, *, recursive: bool, missing_ok: bool) -> None:
         """Remove an entry."""
@@ -152,23 +160,19 @@ class FileService:
                     "data", f"the patch must be at most {MAXIMUM_PATCH_BYTES >> 20} MiB in all"
                 )
         place = self._path(path)
-        work = partial(
-            _apply, place, collected, strip=strip, dry_run=dry_run, options=options, default_owner=self._owner()
-        )
+
+        def work() -> Plan:
+            return apply_patch(
+                place,
+                b"".join(collected),
+                strip=strip,
+                dry_run=dry_run,
+                options=options,
+                default_owner=self._owner(),
+                intents=self._intents,
+            )
+
         return await self._run_in_turn(place, work)
-
-
-def _apply(
-    path: bytes,
-    pieces: Sequence[bytes],
-    *,
-    strip: int | None,
-    dry_run: bool,
-    options: Options,
-    default_owner: DefaultOwner,
-) -> Plan:
-    text = b"".join(pieces)
-    return apply_patch(path, text, strip=strip, dry_run=dry_run, options=options, default_owner=default_owner)
 
 
 def _owner(text: str) -> Owner:

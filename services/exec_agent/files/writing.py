@@ -25,8 +25,10 @@ class TemporaryFile:
     Where the file system can, it has no name at all (O_TMPFILE): not even a killed agent leaves anything behind.
     """
 
-    def __init__(self, directory_fd: int) -> None:
+    def __init__(self, directory_fd: int, name: bytes = b"") -> None:
+        """`name` is the one that it gets where it cannot be without; empty: any."""
         self._directory = os.dup(directory_fd)
+        self._spare = name or temporary_name()
         self._name: bytes | None = None
         self.fd = -1
         try:
@@ -46,10 +48,9 @@ class TemporaryFile:
             if self.fd >= 0:
                 os.close(self.fd)
                 self.fd = -1
-            name = temporary_name()
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            self.fd = os.open(name, flags, 0o600, dir_fd=directory_fd)
-            self._name = name
+            self.fd = os.open(self._spare, flags, 0o600, dir_fd=directory_fd)
+            self._name = self._spare
 
     def write(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Append all of the pieces."""
@@ -72,9 +73,8 @@ class TemporaryFile:
             self.discard()
             return
         if self._name is None:
-            temporary = temporary_name()
-            self._link(temporary)
-            self._name = temporary
+            self._link(self._spare)
+            self._name = self._spare
         os.rename(self._name, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
         self._name = None
         self.discard()

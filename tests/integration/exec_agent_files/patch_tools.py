@@ -12,6 +12,7 @@ from pathlib import Path
 from services.common.errors import OrchardError
 from services.exec_agent.files.patch import Action, Options, Plan, parse
 from services.exec_agent.files.patching import apply_patch
+from tests.support.intents import intents
 from tests.support.patch_cases import ENVIRONMENT, Case, Contents, read_tree, write_tree
 from tests.support.patch_edits import File, Tree
 
@@ -45,14 +46,16 @@ def apply_ours(folder: Path, case: Case, text: bytes, *, fuzz: int = 0, partial:
 
     def run(dry_run: bool) -> Plan | OrchardError:
         try:
-            return apply_patch(
-                os.fsencode(folder),
-                text,
-                strip=case.flavour.strip,
-                dry_run=dry_run,
-                options=Options(reverse=case.reverse, fuzz=fuzz, partial=partial),
-                default_owner=lambda: (os.geteuid(), os.getegid()),
-            )
+            with intents() as noted:
+                return apply_patch(
+                    os.fsencode(folder),
+                    text,
+                    strip=case.flavour.strip,
+                    dry_run=dry_run,
+                    options=Options(reverse=case.reverse, fuzz=fuzz, partial=partial),
+                    default_owner=lambda: (os.geteuid(), os.getegid()),
+                    intents=noted,
+                )
         except OrchardError as error:
             return error
 

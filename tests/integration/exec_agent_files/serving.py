@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -30,7 +32,11 @@ SANDBOX_ID = "sandbox"
 
 @contextlib.asynccontextmanager
 async def serving(address: str, public_keys: bytes, directory: Path) -> AsyncIterator[Server]:
-    service = FileService(working_directory=str(directory), default_owner=lambda: (os.geteuid(), os.getegid()))
+    state = Path(tempfile.mkdtemp(prefix="of-state"))
+    state_fd = os.open(state, os.O_RDONLY)
+    service = FileService(
+        working_directory=str(directory), default_owner=lambda: (os.geteuid(), os.getegid()), state_fd=state_fd
+    )
     server = Server(
         interceptor=CallInterceptor(authenticator=AgentAuthenticator(Verifier(parse_public_keys(public_keys), UID))),
         health=Health(),
@@ -44,6 +50,8 @@ async def serving(address: str, public_keys: bytes, directory: Path) -> AsyncIte
     finally:
         await server.stop()
         service.close()
+        os.close(state_fd)
+        shutil.rmtree(state)
 
 
 async def main(socket: str, keys: str, directory: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from orchard.exec.v1 import file_pb2
 from orchard.exec.v1.file_service_pb2_grpc import FileServiceStub
 
-from services.exec_agent.files import patching
+from services.exec_agent.files import patching, placing
 from tests.integration.exec_agent_files.calls import download, fails, patch, upload
 
 _PATCH = b"""\
@@ -146,7 +146,7 @@ async def test_a_failure_half_way_rolls_all_back(
     """The n-th rename of the commit fails, as on a disk that breaks: of the removal, the replacement, the new file."""
     before = {name: (tree / name).read_bytes() for name in names(tree)}
     calls = 0
-    module = patching.os if function == "rename" else patching
+    module = placing.os if function == "rename" else placing
     real = getattr(module, function)
 
     def breaking(*args: object, **kwargs: object) -> None:

@@ -13,7 +13,7 @@ from orchard.exec.v1 import file_service_pb2 as pb
 from orchard.exec.v1.file_service_pb2_grpc import FileServiceStub
 
 from services.common.errors import UnavailableError
-from services.exec_agent.files import moving, patching
+from services.exec_agent.files import moving, placing
 from services.exec_agent.files.patch import Change
 from services.exec_agent.files.turns import Turns
 from tests.integration.exec_agent_files.calls import S, answer, fails, patch
@@ -55,12 +55,12 @@ async def test_what_became_of_a_patch_is_told_when_it_is_known(
 ) -> None:
     """A client asks so, and applies it again where it seems not to have been: that would be a failure of no patch."""
     (work / "f").write_text("old\n")
-    step = Step(patching._Commit.run)
+    step = Step(placing.Commit.run)
 
-    def run(commit: patching._Commit, changes: Sequence[Change]) -> None:
+    def run(commit: placing.Commit, changes: Sequence[Change]) -> None:
         step(commit, changes)
 
-    monkeypatch.setattr(patching._Commit, "run", run)
+    monkeypatch.setattr(placing.Commit, "run", run)
     first = asyncio.create_task(patch(stub, ".", DIFF))
     asked = await both(step, first, lambda: patch(stub, ".", DIFF, dry_run=True))
     assert (first.result().applied, asked.result().applied) == (True, False)

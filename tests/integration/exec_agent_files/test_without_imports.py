@@ -28,7 +28,12 @@ PATCH = b'''--- "a/caf\\\\303\\\\251"\\t2024-01-01 00:00:00.0 +0000
 '''
 
 async def main():
-    service = FileService(working_directory=sys.argv[1], default_owner=lambda: (os.geteuid(), os.getegid()))
+    os.mkdir(sys.argv[1] + ".state")
+    service = FileService(
+        working_directory=sys.argv[1],
+        default_owner=lambda: (os.geteuid(), os.getegid()),
+        state_fd=os.open(sys.argv[1] + ".state", os.O_RDONLY),
+    )
     sys.meta_path[:] = [NoImports()]
     await service.write_file("d/caf\\u00e9", one(b"x\\n"), mode=0, owner="1:1", make_parents=True, exclusive=False)
     await service.write_file("d/e", one(b"x"), mode=0, owner="", make_parents=False, exclusive=True)

@@ -12,6 +12,7 @@ import pytest
 
 from services.exec_agent.files.patch import Options
 from services.exec_agent.files.patching import apply_patch
+from tests.support.intents import intents
 from tests.unit.exec_agent_files.support import run, snapshot
 
 
@@ -20,14 +21,16 @@ def _owner() -> tuple[int, int]:
 
 
 def patch_tree(folder: Path, text: bytes, *, strip: int | None = None, dry_run: bool = False, **options: object):
-    return apply_patch(
-        os.fsencode(folder),
-        text,
-        strip=strip,
-        dry_run=dry_run,
-        options=Options(**options),  # type: ignore[arg-type]
-        default_owner=_owner,
-    )
+    with intents() as noted:
+        return apply_patch(
+            os.fsencode(folder),
+            text,
+            strip=strip,
+            dry_run=dry_run,
+            options=Options(**options),  # type: ignore[arg-type]
+            default_owner=_owner,
+            intents=noted,
+        )
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.common.errors import FailedPreconditionError
-from services.exec_agent.files import patching
+from services.exec_agent.files import placing
 from tests.support.patch_sections import copy, create, delete, link, modify, text_file
 from tests.unit.exec_agent_files.test_patch_git import patch_tree
 
@@ -88,7 +88,7 @@ def test_what_comes_into_a_directory_before_it_goes_stays_there(work: Path, monk
             (work / "d/late").write_text("somebody's own\n")
         rename(source, target, **directories)
 
-    monkeypatch.setattr(patching.os, "rename", late)
+    monkeypatch.setattr(placing.os, "rename", late)
     with pytest.raises(FailedPreconditionError, match="it is a directory"):
         patch_tree(work, _DIRECTORY_TO_FILE)
     assert (work / "d/late").read_text() == "somebody's own\n"
@@ -98,14 +98,14 @@ def test_what_comes_into_a_directory_before_it_goes_stays_there(work: Path, monk
 
 def test_what_comes_into_a_directory_after_it_went_is_kept(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process, which has it open, makes a file in it under its new name."""
-    place = patching.rename_into_free_name
+    place = placing.rename_into_free_name
     opened = os.open(work / "d", os.O_DIRECTORY)
 
     def late(*names: object) -> None:
         os.close(os.open("late", os.O_WRONLY | os.O_CREAT, dir_fd=opened))
         place(*names)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(patching, "rename_into_free_name", late)
+    monkeypatch.setattr(placing, "rename_into_free_name", late)
     try:
         assert patch_tree(work, _DIRECTORY_TO_FILE).fits
     finally:

@@ -17,12 +17,18 @@ from services.common.errors import AlreadyExistsError, NotFoundError, OrchardErr
 from services.exec_agent.files import paths, writing
 from services.exec_agent.files.archive.pack import pack
 from services.exec_agent.files.errors import file_error
-from services.exec_agent.files.moving import move
+from services.exec_agent.files.moving import move as move_with
 from services.exec_agent.files.removing import remove
 from services.exec_agent.files.tree import Cursor, walk
 from services.exec_agent.files.writing import FileWriter, WriteOptions
+from tests.support.intents import intents
 from tests.unit.exec_agent_files.test_patch_git import patch_tree
 from tests.unit.exec_agent_files.test_unpack import FILE, make, unpack
+
+
+def move(source: bytes, target: bytes, *, overwrite: bool) -> None:
+    with intents() as noted:
+        move_with(source, target, overwrite=overwrite, intents=noted)
 
 
 def default_owner() -> tuple[int, int]:

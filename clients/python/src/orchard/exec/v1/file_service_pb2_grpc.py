@@ -157,7 +157,8 @@ class FileServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Move(self, request, context):
-        """Move renames a file or directory, across devices too.
+        """Move renames a file or directory, across devices too. When the agent is killed in the middle of it, the next one takes it back or
+        finishes it before it serves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -173,7 +174,7 @@ class FileServiceServicer:
     def UploadArchive(self, request_iterator, context):
         """UploadArchive unpacks a tar stream below a directory: contents merge. An entry that would leave the directory is
         refused before it is written, and the call fails with INVALID_ARGUMENT (ARCHIVE_ENTRY_ESCAPES; also ARCHIVE_MALFORMED and
-        ARCHIVE_TRUNCATED). Files completed before an error stay.
+        ARCHIVE_TRUNCATED). Files completed before an error, or before the agent is killed, stay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -189,7 +190,8 @@ class FileServiceServicer:
     def ApplyPatch(self, request_iterator, context):
         """ApplyPatch applies a unified or git diff: all of it or, by default, nothing. A patch that does not fit is an answer, not an
         error: applied is false and each hunk says why. INVALID_ARGUMENT (PATCH_MALFORMED, PATCH_PATH_ESCAPES) is for what
-        is no patch at all or leaves the directory.
+        is no patch at all or leaves the directory. When the agent is killed in the middle of it, the next one takes it back or finishes it
+        before it serves: a dry run then tells which, as the patch fits either forwards or in reverse.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

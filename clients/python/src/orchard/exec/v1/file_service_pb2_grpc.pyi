@@ -59,20 +59,23 @@ class FileServiceStub:
     MakeDirectory: _grpc.UnaryUnaryMultiCallable[_file_service_pb2.MakeDirectoryRequest, _file_service_pb2.MakeDirectoryResponse]
     """MakeDirectory makes a directory."""
     Move: _grpc.UnaryUnaryMultiCallable[_file_service_pb2.MoveRequest, _file_service_pb2.MoveResponse]
-    """Move renames a file or directory, across devices too."""
+    """Move renames a file or directory, across devices too. When the agent is killed in the middle of it, the next one takes it back or
+    finishes it before it serves.
+    """
     Remove: _grpc.UnaryUnaryMultiCallable[_file_service_pb2.RemoveRequest, _file_service_pb2.RemoveResponse]
     """Remove deletes a file, or with recursive a directory and all below it. Links are removed, never followed."""
     UploadArchive: _grpc.StreamUnaryMultiCallable[_file_service_pb2.UploadArchiveRequest, _file_service_pb2.UploadArchiveResponse]
     """UploadArchive unpacks a tar stream below a directory: contents merge. An entry that would leave the directory is
     refused before it is written, and the call fails with INVALID_ARGUMENT (ARCHIVE_ENTRY_ESCAPES; also ARCHIVE_MALFORMED and
-    ARCHIVE_TRUNCATED). Files completed before an error stay.
+    ARCHIVE_TRUNCATED). Files completed before an error, or before the agent is killed, stay.
     """
     DownloadArchive: _grpc.UnaryStreamMultiCallable[_file_service_pb2.DownloadArchiveRequest, _file_service_pb2.DownloadArchiveResponse]
     """DownloadArchive streams a file or directory as a tar (pax) archive."""
     ApplyPatch: _grpc.StreamUnaryMultiCallable[_file_service_pb2.ApplyPatchRequest, _file_service_pb2.ApplyPatchResponse]
     """ApplyPatch applies a unified or git diff: all of it or, by default, nothing. A patch that does not fit is an answer, not an
     error: applied is false and each hunk says why. INVALID_ARGUMENT (PATCH_MALFORMED, PATCH_PATH_ESCAPES) is for what
-    is no patch at all or leaves the directory.
+    is no patch at all or leaves the directory. When the agent is killed in the middle of it, the next one takes it back or finishes it
+    before it serves: a dry run then tells which, as the patch fits either forwards or in reverse.
     """
 
 @_typing.type_check_only
@@ -106,20 +109,23 @@ class FileServiceAsyncStub(FileServiceStub):
     MakeDirectory: _aio.UnaryUnaryMultiCallable[_file_service_pb2.MakeDirectoryRequest, _file_service_pb2.MakeDirectoryResponse]  # type: ignore[assignment]
     """MakeDirectory makes a directory."""
     Move: _aio.UnaryUnaryMultiCallable[_file_service_pb2.MoveRequest, _file_service_pb2.MoveResponse]  # type: ignore[assignment]
-    """Move renames a file or directory, across devices too."""
+    """Move renames a file or directory, across devices too. When the agent is killed in the middle of it, the next one takes it back or
+    finishes it before it serves.
+    """
     Remove: _aio.UnaryUnaryMultiCallable[_file_service_pb2.RemoveRequest, _file_service_pb2.RemoveResponse]  # type: ignore[assignment]
     """Remove deletes a file, or with recursive a directory and all below it. Links are removed, never followed."""
     UploadArchive: _aio.StreamUnaryMultiCallable[_file_service_pb2.UploadArchiveRequest, _file_service_pb2.UploadArchiveResponse]  # type: ignore[assignment]
     """UploadArchive unpacks a tar stream below a directory: contents merge. An entry that would leave the directory is
     refused before it is written, and the call fails with INVALID_ARGUMENT (ARCHIVE_ENTRY_ESCAPES; also ARCHIVE_MALFORMED and
-    ARCHIVE_TRUNCATED). Files completed before an error stay.
+    ARCHIVE_TRUNCATED). Files completed before an error, or before the agent is killed, stay.
     """
     DownloadArchive: _aio.UnaryStreamMultiCallable[_file_service_pb2.DownloadArchiveRequest, _file_service_pb2.DownloadArchiveResponse]  # type: ignore[assignment]
     """DownloadArchive streams a file or directory as a tar (pax) archive."""
     ApplyPatch: _aio.StreamUnaryMultiCallable[_file_service_pb2.ApplyPatchRequest, _file_service_pb2.ApplyPatchResponse]  # type: ignore[assignment]
     """ApplyPatch applies a unified or git diff: all of it or, by default, nothing. A patch that does not fit is an answer, not an
     error: applied is false and each hunk says why. INVALID_ARGUMENT (PATCH_MALFORMED, PATCH_PATH_ESCAPES) is for what
-    is no patch at all or leaves the directory.
+    is no patch at all or leaves the directory. When the agent is killed in the middle of it, the next one takes it back or finishes it
+    before it serves: a dry run then tells which, as the patch fits either forwards or in reverse.
     """
 
 class FileServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -192,7 +198,9 @@ class FileServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _file_service_pb2.MoveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_file_service_pb2.MoveResponse, _abc.Awaitable[_file_service_pb2.MoveResponse]]:
-        """Move renames a file or directory, across devices too."""
+        """Move renames a file or directory, across devices too. When the agent is killed in the middle of it, the next one takes it back or
+        finishes it before it serves.
+        """
 
     @_abc_1.abstractmethod
     def Remove(
@@ -210,7 +218,7 @@ class FileServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_file_service_pb2.UploadArchiveResponse, _abc.Awaitable[_file_service_pb2.UploadArchiveResponse]]:
         """UploadArchive unpacks a tar stream below a directory: contents merge. An entry that would leave the directory is
         refused before it is written, and the call fails with INVALID_ARGUMENT (ARCHIVE_ENTRY_ESCAPES; also ARCHIVE_MALFORMED and
-        ARCHIVE_TRUNCATED). Files completed before an error stay.
+        ARCHIVE_TRUNCATED). Files completed before an error, or before the agent is killed, stay.
         """
 
     @_abc_1.abstractmethod
@@ -229,7 +237,8 @@ class FileServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_file_service_pb2.ApplyPatchResponse, _abc.Awaitable[_file_service_pb2.ApplyPatchResponse]]:
         """ApplyPatch applies a unified or git diff: all of it or, by default, nothing. A patch that does not fit is an answer, not an
         error: applied is false and each hunk says why. INVALID_ARGUMENT (PATCH_MALFORMED, PATCH_PATH_ESCAPES) is for what
-        is no patch at all or leaves the directory.
+        is no patch at all or leaves the directory. When the agent is killed in the middle of it, the next one takes it back or finishes it
+        before it serves: a dry run then tells which, as the patch fits either forwards or in reverse.
         """
 
 def add_FileServiceServicer_to_server(servicer: FileServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -98,6 +98,7 @@ def problems(rubric: Rubric) -> list[tuple[str, str]]:
         f"names that begin with {BUILT_IN_PREFIX!r} are built in; choose another",
     )
     check(len(rubric.description.encode()) <= MOST_DESCRIPTION_BYTES, "description", "must be at most 4 KiB")
+    check("\0" not in rubric.description, "description", "must not contain a NUL")
     check(rubric.step in STEPS, "step", "must be 0.1, 0.2, 0.5 or 1")
     check(1 <= len(rubric.criteria) <= MOST_CRITERIA, "criteria", f"must be 1 to {MOST_CRITERIA}")
     names: set[str] = set()
@@ -112,6 +113,7 @@ def problems(rubric: Rubric) -> list[tuple[str, str]]:
         names.add(criterion.name)
         size = len(criterion.description.encode())
         check(1 <= size <= MOST_DESCRIPTION_BYTES, f"{where}.description", "must be 1 byte to 4 KiB")
+        check("\0" not in criterion.description, f"{where}.description", "must not contain a NUL")
     if not found:
         try:
             rewards.Rubric(rubric.weights)

@@ -14,7 +14,7 @@ from orchard.judge.v1 import judge_service_pb2_grpc
 
 from services.common.auth import principal
 from services.common.errors import InvalidArgumentError, ResourceExhaustedError, UnavailableError
-from services.common.pages import decode_token, encode_token
+from services.common.pages import bad_token, decode_token, encode_token
 from services.common.validation import Fields
 from services.judge import servicer_batches as batches
 from services.judge import servicer_values as values
@@ -25,6 +25,7 @@ from services.judge.rubric_shelf import RubricShelf
 from services.judge.service import Judging
 from services.judge.servicer_intake import Intake
 from services.judge.store.calls import CallStore
+from services.judge.texts import plain
 
 _CHUNK_BYTES: Final = 64 << 10
 _MOST_LABELS: Final = 10_000
@@ -237,7 +238,12 @@ def _request_id(message: pb.JudgeRequest) -> str:
 
 
 def _after(token: str) -> str:
-    return str(decode_token("page_token", token, (str,))[0]) if token else ""
+    if not token:
+        return ""
+    (after,) = decode_token("page_token", token, (str,))
+    if plain(after) != after:  # no name has it, and the database takes none
+        raise bad_token("page_token")
+    return str(after)
 
 
 def _next(page: Sequence[Message], found: Sequence[Any], size: int, key: str) -> str:

@@ -17,6 +17,8 @@ from services.judge.model import CATEGORICAL, Aggregation, Image, Kind, Role, St
 from services.judge.requests import Request
 
 _KIB: Final = 1024
+_MOST_JUDGES: Final = 8
+_MOST_NAME_BYTES: Final = 256
 _MOST_STEPS: Final = 10_000
 _MOST_TEXT_BYTES: Final = 32 << 20
 _MOST_IMAGE_BYTES: Final = 8 << 20
@@ -167,10 +169,13 @@ class ToolNames:
 def _check(given: judge_pb2.Judgement) -> None:
     fields = Fields()
     known = fields.check(int(given.kind) in list(Kind), "judgement.kind", "must be one of JudgementKind's")
-    fields.check(len(given.judges) <= 8, "judgement.judges", "must be at most 8")
+    fields.check(len(given.judges) <= _MOST_JUDGES, "judgement.judges", "must be at most 8")
     fields.check(len(set(given.judges)) == len(given.judges), "judgement.judges", "must each be there once")
+    for position, judge in enumerate(given.judges[:_MOST_JUDGES]):
+        fields.text(f"judgement.judges[{position}]", judge, maximum=_MOST_NAME_BYTES)
     with_rubric = given.kind == judge_pb2.JUDGEMENT_KIND_RUBRIC
     fields.check(bool(given.rubric.name) == with_rubric, "judgement.rubric", "is required with RUBRIC and only then")
+    fields.text("judgement.rubric.name", given.rubric.name, maximum=_MOST_NAME_BYTES)
     fields.check(given.rubric.version >= 0, "judgement.rubric.version", "must not be negative")
     for name, most in _TEXTS.items():
         value = getattr(given, name)

@@ -1,10 +1,14 @@
 """Pages are as small as a client takes them, whatever is on them."""
 
+import grpc
 import psycopg
+import pytest
 from orchard.judge.v1 import judge_pb2
 from orchard.judge.v1 import judge_service_pb2 as pb
 
+from services.common.pages import encode_token
 from tests.integration.judge.conftest import Calls
+from tests.integration.judge.test_service import fails
 
 MESSAGE_LIMIT = 4 << 20
 """What a client takes at most."""
@@ -52,3 +56,9 @@ async def test_many_large_rubrics_can_be_listed(calls: Calls) -> None:
         if not request.page_token:
             break
     assert [name for name in read if name in names] == names
+
+
+@pytest.mark.parametrize("after", ["a\0b", "\ud800", 7])
+async def test_a_token_that_is_none_is_refused(calls: Calls, after: str | int) -> None:
+    listed = calls.ListRubrics(pb.ListRubricsRequest(page_token=encode_token((after,))))
+    assert await fails(listed, grpc.StatusCode.INVALID_ARGUMENT, "page_token")

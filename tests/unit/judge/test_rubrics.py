@@ -65,7 +65,9 @@ def test_a_good_rubric_has_no_problem() -> None:
         ({"criteria": (Criterion("a b", "A?", 1.0),)}, "criteria[0].name"),
         ({"criteria": (Criterion("a", "", 1.0),)}, "criteria[0].description"),
         ({"criteria": (Criterion("a", "x" * 4097, 1.0),)}, "criteria[0].description"),
+        ({"criteria": (Criterion("a", "A\0?", 1.0),)}, "criteria[0].description"),
         ({"description": "x" * 4097}, "description"),
+        ({"description": "What\0"}, "description"),
     ],
 )
 def test_a_bad_rubric_names_its_field(change: dict[str, object], field: str) -> None:

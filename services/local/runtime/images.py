@@ -63,11 +63,11 @@ class ImageStore:
         for path in self._names.glob("*.json"):
             image = Image(**json.loads(path.read_text(encoding="utf-8")))
             self._by_name[image.name] = image
-        kept = {image.digest for image in self._by_name.values()}
+        kept, in_use = {image.digest for image in self._by_name.values()}, set(used)
         for path in self._machine.images.iterdir():
             if path.name == "names" or path.name in kept:
                 continue
-            if path.name in set(used) and (path / "image.json").exists():
+            if path.name in in_use and (path / "image.json").exists():
                 self._retired[path.name] = Image(**json.loads((path / "image.json").read_text(encoding="utf-8")))
             else:
                 await self._remove(path)

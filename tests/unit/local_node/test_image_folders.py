@@ -1,8 +1,9 @@
-"""Images that are removed while the same content is imported again."""
+"""Images that are removed while the same content is imported again, and those that a daemon before this one left."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,3 +62,24 @@ async def test_content_is_imported_again_while_it_is_removed(tmp_path: Path) -> 
     assert (images / _DIGEST / "root" / "file").read_bytes() == b"content"
     assert store.find("one") is not None
     assert {path.name for path in images.iterdir()} == {"names", _DIGEST}
+
+
+async def test_images_that_sandboxes_use_are_there_after_a_restart_whatever_else_was_left(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    in_use = [f"{number:064x}" for number in range(5)]
+    for folder in (*in_use, f"{99:064x}", ".new-cut-off", ".gone-half"):
+        (images / folder).mkdir()
+        image = {"name": "replaced", "digest": folder, "size": 1, "import_time": 0.0, "env": {}}
+        (images / folder / "image.json").write_text(json.dumps({**image, "working_directory": "/", "user": ""}))
+
+    async def remove(folder: Path) -> None:
+        remove_tree(folder)
+
+    machine = SimpleNamespace(images=images, data=tmp_path / "data", image_folder=lambda digest: images / digest)
+    store = ImageStore(cast("Machine", machine), remove)
+    await store.load(digest for digest in in_use)  # as they are read: once
+    assert {path.name for path in images.iterdir()} == {"names", *in_use}
+    for digest in in_use:
+        found = store.by_digest(digest)
+        assert found is not None and found.digest == digest

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import hashlib
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -209,6 +213,28 @@ def test_ctrl_c_ends_a_piped_command(platform: PlatformProcess, sandbox: Sandbox
     process.stdout.close()
     (exec_id,) = (one.exec_id for one in sandbox.list_execs() if one.pid == pid)
     assert sandbox.process(exec_id).wait().ended is ExecEnd.KILLED
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_though_nobody_reads_what_it_writes(
+    platform: PlatformProcess, sandbox: Sandbox, number: signal.Signals
+) -> None:
+    arguments = (ORCHARD, "exec", "-i", sandbox.sandbox_id, "yes")
+    environment = platform.client_environment()
+    with subprocess.Popen(arguments, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        unread, room = array.array("i", (0,)), fcntl.fcntl(process.stdout, fcntl.F_GETPIPE_SZ)
+
+        def is_full() -> bool:
+            fcntl.ioctl(process.stdout, termios.FIONREAD, unread)  # type: ignore[arg-type]
+            return unread[0] > room - select.PIPE_BUF
+
+        try:
+            wait_until(is_full, "its pipe to be full")
+            process.send_signal(number)
+            assert process.wait(BACKSTOP) == 128 + number
+        finally:
+            process.kill()
 
 
 def test_what_cannot_be_meant_is_refused(platform: PlatformProcess, sandbox: Sandbox) -> None:

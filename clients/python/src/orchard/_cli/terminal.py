@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import re
 import select
 import signal
@@ -103,6 +104,7 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = self._loop.create_future()
         self._is_lost = False
+        self._writer = _Writer(self._loop)
 
     async def run(self) -> ExecResult:
         """To the command's end.
@@ -196,8 +198,8 @@ class Session:
             if len(rest) <= _SURELY_TAKEN and select.select((), (descriptor,), (), 0)[1]:
                 taken = _write(descriptor, rest)
             else:
-                # A pipe that nobody reads must not stop the rest of this program.
-                taken = await asyncio.to_thread(_write, descriptor, rest)
+                # A pipe that nobody reads must not stop the rest of this program, its end neither.
+                taken = await self._writer.write(descriptor, rest)
             rest = rest[taken:]
 
     def _connection(self, is_there: bool) -> None:
@@ -206,6 +208,48 @@ class Session:
             self._is_lost = not is_there
             with suppress(OSError):
                 os.write(_STDOUT, _OLD_TITLE if is_there else _LOST_TITLE)
+
+
+class _Writer:
+    """Writes on a thread of its own. It waits in a write that nothing can end, and nobody waits for it at the end."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._asked: queue.SimpleQueue[tuple[int, memoryview, asyncio.Future[int]]] = queue.SimpleQueue()
+        self._is_running = False
+
+    async def write(self, descriptor: int, data: memoryview) -> int:
+        """Write some of it; how much.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if not self._is_running:
+            self._is_running = True
+            threading.Thread(target=self._run, name="standard output", daemon=True).start()
+        written: asyncio.Future[int] = self._loop.create_future()
+        self._asked.put((descriptor, data, written))
+        return await written
+
+    def _run(self) -> None:
+        while True:
+            descriptor, data, written = self._asked.get()
+            taken, error = 0, None
+            try:
+                taken = _write(descriptor, data)
+            except OSError as failure:
+                error = failure
+            with suppress(RuntimeError):  # the loop is gone, and so is whoever asked
+                self._loop.call_soon_threadsafe(_settle, written, taken, error)
+
+
+def _settle(written: asyncio.Future[int], taken: int, error: OSError | None) -> None:
+    if written.done():
+        return  # whoever asked has gone
+    if error is None:
+        written.set_result(taken)
+    else:
+        written.set_exception(error)
 
 
 class Raw:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Protocol, TypeAlias
@@ -80,17 +81,30 @@ class SecretCourier:
         self._delivered: OrderedDict[_Key, int] = OrderedDict()  # with their sizes, the oldest first
         self._bytes = 0
         self._delivered_bytes = 0
+        self._coming = self._coming_bytes = 0
 
-    def check_room(self, env: Mapping[str, str]) -> None:
-        """Raise ResourceExhaustedError if no more can be held."""
-        waiting_bytes = self._bytes - self._delivered_bytes
-        if self.waiting >= self._most or waiting_bytes + _size(env) > self._most_bytes:
+    @contextmanager
+    def room(self, env: Mapping[str, str]) -> Iterator[None]:
+        """Keep room for one whose create is on its way.
+
+        Raises:
+            ResourceExhaustedError: no more can be held.
+        """
+        size, waiting_bytes = _size(env), self._bytes - self._delivered_bytes + self._coming_bytes
+        if self.waiting + self._coming >= self._most or waiting_bytes + size > self._most_bytes:
             raise ResourceExhaustedError(
                 "too many sandboxes with a secret environment are starting; try again when some are READY",
                 reason="SECRET_ENV_BACKLOG",
                 limit=self._most,
                 limit_bytes=self._most_bytes,
             )
+        self._coming += 1
+        self._coming_bytes += size
+        try:
+            yield
+        finally:
+            self._coming -= 1
+            self._coming_bytes -= size
 
     @property
     def held(self) -> int:

@@ -56,16 +56,21 @@ class CreateServicer:
         fields.done()
         secret = dict(request.secret_env)
         metadata = self.proxy.metadata()
-        if secret:
-            self._courier.check_room(secret)
-            request.ClearField("secret_env")
-            metadata = (*metadata, (EXPECTS_SECRET_ENV_KEY, "1"))
         note_target(request.sandbox_id)
-        response = await self._scheduler.create(request, metadata, context.time_remaining())
-        made = response.sandbox
-        note_target(made.sandbox_id)
-        if secret:
+        if not secret:
+            return await self._create(request, metadata, context)
+        request.ClearField("secret_env")
+        with self._courier.room(secret):
+            response = await self._create(request, (*metadata, (EXPECTS_SECRET_ENV_KEY, "1")), context)
+            made = response.sandbox
             self._courier.deliver_later(principal(), made.sandbox_id, made.request_id, secret)
+        return response
+
+    async def _create(
+        self, request: sandbox_service_pb2.CreateSandboxRequest, metadata: tuple[tuple[str, str], ...], context: Any
+    ) -> sandbox_service_pb2.CreateSandboxResponse:
+        response = await self._scheduler.create(request, metadata, context.time_remaining())
+        note_target(response.sandbox.sandbox_id)
         return response
 
 

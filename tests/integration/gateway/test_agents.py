@@ -398,16 +398,35 @@ async def test_what_was_delivered_makes_room_and_what_was_not_is_not_dropped(
                 world.records[f"x{number}"] = sandbox_pb2.Sandbox(
                     request_id="r", state=sandbox_pb2.SANDBOX_STATE_QUEUED
                 )
-                courier.check_room(env)
-                courier.deliver_later(WHO, f"x{number}", "r", env)
+                with courier.room(env):
+                    courier.deliver_later(WHO, f"x{number}", "r", env)
                 assert courier.held == 3
-            with pytest.raises(ResourceExhaustedError) as caught:
-                courier.check_room(env)
+            with pytest.raises(ResourceExhaustedError) as caught, courier.room(env):
+                pass
             assert caught.value.reason == "SECRET_ENV_BACKLOG"
             # A repeat takes no more room than it had.
             courier.deliver_later(WHO, "x4", "r", env)
             assert (courier.held, courier.waiting) == (3, 3)
         await tasks.close()
+
+
+@pytest.mark.parametrize("bound", [{"most": 3}, {"most_bytes": 30}])
+async def test_creates_that_come_together_get_no_more_room_than_there_is(tmp_path: Path, bound: dict[str, int]) -> None:
+    async with world_and_gateway(tmp_path) as (_world, gateway, _server), TaskGroup() as tasks:
+        courier = SecretCourier(gateway.cache, gateway.agents, gateway.scheduler, tasks, **bound)
+        env, go_on = {"S": "123456789"}, asyncio.Event()
+
+        async def create() -> None:
+            with courier.room(env):
+                await go_on.wait()
+
+        creates = [asyncio.ensure_future(create()) for _ in range(5)]
+        await asyncio.sleep(0)
+        go_on.set()
+        ends = await asyncio.gather(*creates, return_exceptions=True)
+        assert [type(end) for end in ends] == [type(None)] * 3 + [ResourceExhaustedError] * 2
+        with courier.room(env), courier.room(env), courier.room(env):
+            assert courier.held == 0
 
 
 async def test_an_agent_that_is_too_old_is_refused_with_what_to_do(tmp_path: Path) -> None:

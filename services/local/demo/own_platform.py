@@ -64,9 +64,12 @@ def own_platform(interrupts: Interrupts, console: Console) -> Iterator[tuple[str
             profile: dict[str, Any] = json.loads(Path(folder, "config", "profile.json").read_text())
             yield profile["endpoint"], profile["api_key"]
         finally:
-            os.close(lifeline)
-            with console.status("stopping the platform"):
-                _stop(process)
+            try:
+                with console.status("stopping the platform"):
+                    _stop(process)
+            finally:
+                # Not before: a platform that stops already takes our signal for a wish to hurry.
+                os.close(lifeline)
 
 
 def _read_facts(ready: int, interrupts: Interrupts) -> dict[str, Any] | None:

@@ -94,6 +94,39 @@ def test_a_broken_off_export_goes_on_and_is_the_same(
     assert left == [output.name]
 
 
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("name", ["sft", "atif"])
+def test_two_exports_to_one_place_do_not_mix(name: str, restart: bool, tmp_path: Path) -> None:
+    one = codec(name)
+    output = tmp_path / f"out{one.containers[0].value}"
+    whole = export(RecordSource.of(some()), one, tmp_path / "whole" / output.name)
+
+    class Busy(Breaking):
+        """In the middle of it another one begins."""
+
+        def records(self, after: str = "") -> Iterator[tuple[Record, str]]:
+            for number, found in enumerate(self.inner.records(after)):
+                if number == self.after:
+                    with pytest.raises(DataError, match="somebody else is writing it"):
+                        export(self.inner, one, output, restart=restart)
+                yield found
+
+    assert export(Busy(RecordSource.of(some()), 3), one, output).sha256 == whole.sha256
+
+
+def test_an_output_that_another_one_has_made_meanwhile_is_kept(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+
+    class Late(Breaking):
+        def records(self, after: str = "") -> Iterator[tuple[Record, str]]:
+            yield from self.inner.records(after)
+            output.write_text("precious")
+
+    with pytest.raises(DataError, match="is there already"):
+        export(Late(RecordSource.of(some()), 0), codec("sft"), output)
+    assert output.read_text() == "precious"
+
+
 def test_an_export_that_was_broken_off_is_not_continued_as_another(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     with pytest.raises(BrokenOffError):

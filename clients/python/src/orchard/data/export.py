@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ from typing import Any, BinaryIO, Final
 
 from orchard.data.codecs.base import Codec, Container, ExportOptions, Group, Row, rows_of
 from orchard.data.errors import DataError, Where
+from orchard.data.holding import Holding
 from orchard.data.nodes import compact
 from orchard.data.record import Record, valid_id
 from orchard.data.registry import container_of
@@ -73,20 +75,28 @@ def export(  # noqa: PLR0917 (all but the first three are options)
         progress: called as it goes on.
 
     Raises:
-        DataError: the format is not written into such a file, the output is there, or a broken-off export was another.
+        DataError: the format is not written into such a file, the output is there, a broken-off export was another, or
+            one to the same place is at work.
     """
     container = container_of(codec, output)
-    if output.exists() and not overwrite:
-        raise DataError("is there already", where=Where(str(output)), fix="choose another name, or overwrite it")
+    if not overwrite:
+        _check_missing(output)
     if output.is_dir() and any(output.iterdir()):
         why = "is a folder with files in it, which may be more than an export"
         raise DataError(why, where=Where(str(output)), fix="remove it, or choose another name")
     given = options or ExportOptions()
     chosen = _with_files(given, container, output)
-    job = _Job(source, codec, container, output, chosen)
-    job.prepare(restart=restart)
-    job.run(progress)
-    return job.finish()
+    with contextlib.closing(_Job(source, codec, container, output, chosen)) as job:
+        job.prepare(restart=restart)
+        job.run(progress)
+        if not overwrite:
+            _check_missing(output)
+        return job.finish()
+
+
+def _check_missing(output: Path) -> None:
+    if output.exists():
+        raise DataError("is there already", where=Where(str(output)), fix="choose another name, or overwrite it")
 
 
 def _with_files(options: ExportOptions, container: Container, output: Path) -> ExportOptions:
@@ -111,22 +121,23 @@ class _Job:
         self.place = ""
         self.size = 0
         self.resumed = 0
+        self._holding = Holding()
+
+    def close(self) -> None:
+        """Let others at its files."""
+        self._holding.close()
 
     # Going on from where it was broken off.
 
     def prepare(self, *, restart: bool) -> None:
         """Take up a broken-off export, or begin."""
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        if restart:
-            self._forget()
-        state = self._state()
+        with contextlib.suppress(FileNotFoundError):
+            # Nobody else's rows are to come between ours, nor are they to be cut off.
+            self._holding.take(self.partial)
+        state = None if restart else self._state()
         if state is None:
-            self._forget()
-            if self.container is Container.FOLDER:
-                self.partial.mkdir()
-            else:
-                self.partial.touch()
-            self._save()
+            self._begin()
             return
         if state["job"] != self.job:
             raise DataError(
@@ -140,6 +151,15 @@ class _Job:
         self.resumed = self.report.records
         if self.container is not Container.FOLDER:
             os.truncate(self.partial, self.size)
+
+    def _begin(self) -> None:
+        self._forget()
+        if self.container is Container.FOLDER:
+            self.partial.mkdir(exist_ok=True)
+        else:
+            self.partial.touch()
+        self._holding.take(self.partial)
+        self._save()
 
     def _state(self) -> dict[str, Any] | None:
         if not self.cursor.is_file() or not self.partial.exists():

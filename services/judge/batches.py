@@ -7,10 +7,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 from services.common.errors import NotFoundError
-from services.judge.backends.limits import Amount, Meter
+from services.judge.backends.limits import Amount, Ledger, Meter
 from services.judge.requests import Request
 from services.judge.service import Errand, Judging
 from services.judge.store.claims import Origin
@@ -39,6 +40,8 @@ class Batches:
         self._clock = clock
         self._under_way: dict[tuple[str, str, str], tuple[str, int]] = {}
         """What was asked for, and how often, of items that are judged now."""
+        self._ledgers: dict[tuple[str, str], tuple[Ledger, int]] = {}
+        """What is spent, and how many streams go by it, of batches that run now."""
 
     async def get(self, tenant: str, batch_id: str) -> Batch:
         """How far a batch is.
@@ -60,20 +63,21 @@ class Batches:
     ) -> AsyncGenerator[Sequence[BatchItem] | Batch, None]:
         """Judge a batch, or go on with it; see JudgeService.JudgeBatch. Verdicts of one moment come together."""
         await self._store.begin_batch(tenant, batch_id, self._clock())
-        told: set[str] = set()
-        after = ""
-        while page := await self._store.items(tenant, batch_id, after, _PAGE):
-            # What an outage left out is not settled: it is judged again when it is sent.
-            if settled := [item for item in page if not item.again]:
-                told.update(item.item_id for item in settled)
-                yield settled
-            after = page[-1].item_id
-        before = await self.get(tenant, batch_id)
-        yield before
-        run = _Run(self, tenant, batch_id, Meter(budget, Amount(before.usage.tokens, before.usage.cost_usd)), told)
-        async with aclosing(run.verdicts(requests)) as verdicts:
-            async for items in verdicts:
-                yield items
+        with self._ledger(tenant, batch_id) as ledger:
+            told: set[str] = set()
+            after = ""
+            while page := await self._store.items(tenant, batch_id, after, _PAGE):
+                # What an outage left out is not settled: it is judged again when it is sent.
+                if settled := [item for item in page if not item.again]:
+                    told.update(item.item_id for item in settled)
+                    yield settled
+                after = page[-1].item_id
+            yield await self.get(tenant, batch_id)
+            meter = Meter(budget, ledger, partial(self._store.spent, tenant, batch_id))
+            run = _Run(self, tenant, batch_id, meter, told)
+            async with aclosing(run.verdicts(requests)) as verdicts:
+                async for items in verdicts:
+                    yield items
         if run.meter.exhausted:
             await self._store.exhausted(tenant, batch_id)
         yield await self.get(tenant, batch_id)
@@ -89,6 +93,19 @@ class Batches:
         with self._held_to(tenant, origin):
             verdict = await self._judging.judge(tenant, prepared, Errand([meter], origin))
         return BatchItem(item_id, prepared.asked, verdict, again=verdict.is_outage)
+
+    @contextmanager
+    def _ledger(self, tenant: str, batch_id: str) -> Iterator[Ledger]:
+        """That of a batch: calls of a stream that broke may be under way still, and the next one must know of them."""
+        key = (tenant, batch_id)
+        ledger, count = self._ledgers.get(key) or (Ledger(), 0)
+        self._ledgers[key] = ledger, count + 1
+        try:
+            yield ledger
+        finally:
+            ledger, count = self._ledgers.pop(key)
+            if count > 1:
+                self._ledgers[key] = ledger, count - 1
 
     @contextmanager
     def _held_to(self, tenant: str, origin: Origin) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -103,16 +103,51 @@ class Amount:
 UNLIMITED: Final = Amount()
 
 
-class Meter:
-    """What may be spent, and was. 0 of either is no limit."""
+class Ledger:
+    """What was spent, and what calls under way may take. Several meters may go by one."""
 
-    def __init__(self, limit: Amount, spent: Amount | None = None) -> None:
-        self._limit = limit
-        self.spent = spent or Amount()
-        self._reserved: list[Amount] = []
+    def __init__(self) -> None:
+        self.spent = Amount()
+        self.reserved: list[Amount] = []
         self._changed = asyncio.Event()
+
+    def know(self, spent: Amount) -> None:
+        """So much was spent, as somebody counted it who knows of some calls that are not ours, and not yet of all."""
+        self.spent = Amount(max(self.spent.tokens, spent.tokens), max(self.spent.cost_usd, spent.cost_usd))
+
+    def release(self, most: Amount) -> None:
+        """A call has ended."""
+        self.reserved.remove(most)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def changed(self) -> None:
+        """Wait until a call has ended."""
+        await self._changed.wait()
+
+
+class Meter:
+    """What may be spent, and was. 0 of either is no limit.
+
+    Args:
+        limit: what may be.
+        ledger: what was; one of its own by default.
+        look: tells what was spent elsewhere too; asked before each call, where there is a limit.
+    """
+
+    def __init__(
+        self, limit: Amount, ledger: Ledger | None = None, look: Callable[[], Awaitable[Amount]] | None = None
+    ) -> None:
+        self._limit = limit
+        self._ledger = ledger or Ledger()
+        self._look = look if limit != UNLIMITED else None
         self.exhausted = False
         """Whether a call was not made."""
+
+    @property
+    def spent(self) -> Amount:
+        """So far."""
+        return self._ledger.spent
 
     @asynccontextmanager
     async def call(self, most: Amount) -> AsyncIterator[Callable[[Amount], None]]:
@@ -123,26 +158,27 @@ class Meter:
         Raises:
             BudgetExhaustedError: it does not fit.
         """
-        while not self._fits(most):
-            if not self._reserved:
+        ledger = self._ledger
+        while not await self._fits(most):
+            if not ledger.reserved:
                 self.exhausted = True
                 raise BudgetExhaustedError
-            await self._changed.wait()
-        self._reserved.append(most)
+            await ledger.changed()
+        ledger.reserved.append(most)
         try:
             yield self._spend
         finally:
-            self._reserved.remove(most)
-            changed, self._changed = self._changed, asyncio.Event()
-            changed.set()
+            ledger.release(most)
 
     def _spend(self, amount: Amount) -> None:
-        self.spent += amount
+        self._ledger.spent += amount
 
-    def _fits(self, most: Amount) -> bool:
+    async def _fits(self, most: Amount) -> bool:
         if self._limit == UNLIMITED:
             return True
-        total = sum(self._reserved, self.spent + most)
+        if self._look is not None:
+            self._ledger.know(await self._look())
+        total = sum(self._ledger.reserved, self._ledger.spent + most)
         return not (
             (self._limit.tokens and total.tokens > self._limit.tokens)
             or (self._limit.cost_usd and total.cost_usd > self._limit.cost_usd)

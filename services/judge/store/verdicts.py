@@ -10,6 +10,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
+from services.judge.backends.limits import Amount
 from services.judge.codec import ABSTAINED, EXCLUDED, SCORED, verdict_of
 from services.judge.model import Usage, Verdict
 from services.judge.store.calls import SUMS, usage_of
@@ -92,6 +93,13 @@ class VerdictStore:
         statement = sa.update(BATCHES).where(_B.tenant == tenant, _B.batch_id == batch_id)
         async with self._database.transaction() as connection:
             await connection.execute(statement.values(budget_exhausted=True))
+
+    async def spent(self, tenant: str, batch_id: str) -> Amount:
+        """What the calls of a batch have taken, over all replicas."""
+        query = sa.select(_B.prompt_tokens + _B.completion_tokens, _B.cost_usd)
+        async with self._database.reading() as connection:
+            row = (await connection.execute(query.where(_B.tenant == tenant, _B.batch_id == batch_id))).one()
+            return Amount(int(row[0]), float(row[1]))
 
     async def batch(self, tenant: str, batch_id: str) -> Batch | None:
         """How far a batch is."""

@@ -232,7 +232,9 @@ class BatchStart(_message.Message):
     """Send verdicts that are there at the same time in `verdicts`, several in one message."""
     @_builtins.property
     def budget(self) -> _judge_pb2.Budget:
-        """What the batch may cost, in all of its calls together. Unset: no limit."""
+        """What the batch may cost, in all of its calls together, whichever stream they are of. Replicas that judge one batch at the same time know
+        what the others have spent, and not yet what calls under way there will. Unset: no limit.
+        """
 
     def __init__(
         self,

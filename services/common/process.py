@@ -29,7 +29,8 @@ App = Callable[[S, TaskGroup, Telemetry | None], AbstractAsyncContextManager[obj
 
 _log = logs.get_logger(__name__)
 
-_ALONE_SECONDS: Final = 15
+# More than a supervisor that is there gives any service: it ends the lifeline too, before it asks the node to stop.
+ALONE_SECONDS: Final = 40
 _YOUNG_OBJECTS: Final = 10_000
 
 
@@ -88,7 +89,7 @@ def _spare_what_stays() -> None:
 def _end_alone(stop: asyncio.Event) -> None:
     stop.set()
     # The supervisor that would kill a process that does not end is gone, so the kernel does.
-    signal.alarm(_ALONE_SECONDS)
+    signal.alarm(ALONE_SECONDS)
 
 
 def watch_lifeline(descriptor: int, ended: Callable[[], None]) -> None:

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, Protocol
 from orchard.rewards.scores import Excluded
 
 from services.common.backoff import Backoff
+from services.common.errors import NotFoundError
 from services.judge.answers.reading import Finish, read_answer
 from services.judge.backends.base import Ask, CallError, Reply
 from services.judge.backends.endpoint import Endpoint
@@ -59,7 +60,11 @@ class Journal(Protocol):
         """Answers of an earlier run that did not come to its end."""
 
     async def text(self, kept: Kept) -> str:
-        """The text of one of these."""
+        """The text of one of these.
+
+        Raises:
+            NotFoundError: it is not stored any more.
+        """
 
     async def ready(self) -> None:
         """Raise where the answer of a call that is about to be made could not be kept."""
@@ -181,7 +186,7 @@ class Asker:
         found = _Answered(Reading(Excluded(Reason.UNAVAILABLE), "the judge was not asked"))
         kept = self._kept_of(endpoint.settings.name, number, swapped=swapped)
         for one in kept:
-            found = self._with_answer(found, question, prompt, one, await self._journal.text(one))
+            found = await self._with_kept(found, question, prompt, one)
         first = kept[-1].place.attempt + 1 if kept else 0
         if kept and not found.reading.again:
             first = endpoint.settings.attempts
@@ -223,6 +228,15 @@ class Asker:
             )
             return found, error.retry_after_seconds or 0.0
         return self._with_answer(found, question, prompt, kept, text), None
+
+    async def _with_kept(self, found: _Answered, question: Question, prompt: Prompt, kept: Kept) -> _Answered:
+        try:
+            text = await self._journal.text(kept)
+        except NotFoundError:
+            # Whoever keeps the object store has cleared it. An answer that cannot be read must not stop its question.
+            reading = Reading(Excluded(Reason.UNAVAILABLE), "an answer of before is not stored any more", again=True)
+            return replace(found, reading=reading, usage=found.usage + kept.usage)
+        return self._with_answer(found, question, prompt, kept, text)
 
     def _with_answer(self, found: _Answered, question: Question, prompt: Prompt, kept: Kept, text: str) -> _Answered:
         told = replace(prompt, ticket=kept.ticket)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from orchard.rewards.scores import Abstained, Excluded, Score, Scored
 
-from services.common.errors import UnavailableError
+from services.common.errors import NotFoundError, UnavailableError
 from services.common.settings import SettingsError
 from services.judge.asking import Asker, Kept, Place
 from services.judge.backends.base import Reply
@@ -30,12 +30,15 @@ ATTEMPTS = 3
 
 
 class Notes:
-    """A journal that only remembers. `broken`: votes whose answers it cannot take; `full`: it takes none."""
+    """A journal that only remembers. `broken`: votes whose answers it cannot take; `cleared`: whose it has no more;
+    `full`: it takes none.
+    """
 
     def __init__(self, *broken: int) -> None:
         self.given: list[tuple[Kept, str]] = []
         self.failures = 0
         self.broken = broken
+        self.cleared: tuple[int, ...] = ()
         self.full = False
         self.asked_to_keep, self.go_on = asyncio.Event(), asyncio.Event()
         self.go_on.set()
@@ -44,6 +47,8 @@ class Notes:
         return [kept for kept, _text in self.given]
 
     async def text(self, kept: Kept) -> str:
+        if kept.place.vote in self.cleared:
+            raise NotFoundError("it is not there")
         return next(text for other, text in self.given if other == kept)
 
     async def ready(self) -> None:
@@ -257,6 +262,19 @@ async def test_what_was_answered_is_not_asked_again(server: JudgeServer) -> None
     assert len(server.requests) == 1
     assert after[0] == before[0]
     assert after[1].reading.score == Scored(0)
+
+
+async def test_an_answer_that_is_stored_no_more_is_asked_for_again(server: JudgeServer) -> None:
+    notes = Notes()
+    before = {vote.answers for vote in await ask(settings(server), question(), votes=2, notes=notes)}
+    notes.cleared = (1,)
+    server.behave("bad")
+    first, second = await ask(settings(server), question(), votes=2, notes=notes)
+    assert first.answers in before
+    assert (second.reading.score, len(server.requests)) == (Scored(0), 1)
+    # Both are told of, and both were paid for; under one place there is one answer alone.
+    assert second.usage.calls == 2
+    assert [kept.place.attempt for kept, _text in notes.given if kept.place.vote == 1] == [0, 1]
 
 
 async def test_at_most_so_many_calls_at_once(server: JudgeServer) -> None:

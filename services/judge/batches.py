@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import partial
 from typing import Final
 
-from services.common.errors import NotFoundError
+from services.common.errors import NotFoundError, OrchardError
 from services.judge.backends.limits import Amount, Ledger, Meter
 from services.judge.requests import Request
 from services.judge.service import Errand, Judging
@@ -29,6 +29,17 @@ class Given:
     item_id: str
     request: Request
     done: Callable[[], None]
+
+
+@contextmanager
+def of_item(item_id: str) -> Iterator[None]:
+    """Whatever is wrong says with which item: a batch has many."""
+    try:
+        yield
+    except OrchardError as error:
+        error.message = f"item {item_id!r}: {error.message}"
+        error.metadata = {**error.metadata, "item_id": item_id}
+        raise
 
 
 class Batches:
@@ -88,7 +99,8 @@ class Batches:
         Raises:
             AlreadyExistsError: its id was used for something else.
         """
-        prepared = await self._judging.prepare(tenant, request)
+        with of_item(item_id):
+            prepared = await self._judging.prepare(tenant, request)
         origin = Origin(prepared.asked, batch_id=batch_id, item_id=item_id)
         with self._held_to(tenant, origin):
             verdict = await self._judging.judge(tenant, prepared, Errand([meter], origin))

@@ -11,7 +11,7 @@ from services.common.errors import InvalidArgumentError
 from services.common.validation import Fields
 from services.judge import servicer_values as values
 from services.judge.backends.limits import Amount
-from services.judge.batches import Given
+from services.judge.batches import Given, of_item
 from services.judge.held import Share
 from services.judge.requests import Request
 from services.judge.servicer_intake import Intake, budget_of
@@ -47,19 +47,25 @@ async def items(requests: AsyncIterator[pb.JudgeBatchRequest], share: Share) -> 
                 raise InvalidArgumentError.of("items", "must not be empty")
             for given, held in _shared(message.items.items, taken):
                 share.whole(held)
-                yield Given(_item_id("items.item_id", given.item_id), _whole(given), partial(share.judged, held))
+                item_id = _item_id("items.item_id", given.item_id)
+                yield Given(item_id, _whole(given), partial(share.judged, held))
             continue
         size += taken
         if part == "item" and intake is None:
-            item_id, intake = _item_id("item.item_id", message.item.item_id), Intake(message.item.judgement)
+            item_id = _item_id("item.item_id", message.item.item_id)
+            with of_item(item_id):
+                intake = Intake(message.item.judgement)
         elif intake is None:
             raise InvalidArgumentError.of("item", "must begin each item")
         elif part == "end":
             share.whole(size)
-            yield Given(item_id, intake.request(), partial(share.judged, size))
+            with of_item(item_id):
+                request = intake.request()
+            yield Given(item_id, request, partial(share.judged, size))
             intake, size = None, 0
         else:
-            intake.piece(part, message)
+            with of_item(item_id):
+                intake.piece(part, message)
     if intake is not None:
         raise InvalidArgumentError.of("end", f"the stream ended within item {item_id!r}")
 
@@ -92,12 +98,13 @@ def _shared(given: Sequence[pb.WholeItem], taken: int) -> Iterator[tuple[pb.Whol
 
 
 def _whole(given: pb.WholeItem) -> Request:
-    intake = Intake(given.judgement)
-    for steps in given.steps:
-        intake.steps(steps)
-    for image in given.images:
-        intake.image(image)
-    return intake.request()
+    with of_item(given.item_id):
+        intake = Intake(given.judgement)
+        for steps in given.steps:
+            intake.steps(steps)
+        for image in given.images:
+            intake.image(image)
+        return intake.request()
 
 
 def _item_id(field: str, item_id: str) -> str:

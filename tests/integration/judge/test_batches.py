@@ -149,6 +149,18 @@ async def test_items_that_are_not_whole_are_refused(
     assert server.requests == []
 
 
+@pytest.mark.parametrize("fields", [{"instruction": ""}, {"judges": ["nobody"]}, {"quorum": 2}])
+@pytest.mark.parametrize("form", ["whole", "in pieces"])
+async def test_what_is_wrong_with_an_item_names_it(calls: Calls, form: str, fields: dict[str, Any]) -> None:
+    given = {"parameters": fields} if "quorum" in fields else fields
+    if form == "whole":
+        parts = [{"items": pb.WholeItems(items=[whole("a"), whole("bad-one", **given)])}]
+    else:
+        parts = [{"item": pb.ItemStart(item_id="bad-one", judgement=judgement(**given))}]
+        parts += [*pieces((STEPS,), {}), {"end": pb.ItemEnd()}]
+    await fails(ended(calls, *parts), grpc.StatusCode.INVALID_ARGUMENT, "item 'bad-one': ")
+
+
 async def test_an_id_for_two_things_at_once_is_refused(calls: Calls, server: JudgeServer) -> None:
     """While the first is judged: neither of both loses its verdict without a word."""
     first, second = whole("a", instruction="Do that."), whole("a", instruction="Do this.")

@@ -91,6 +91,16 @@ def test_no_message_of_items_is_larger_than_a_piece() -> None:
     assert [[item.item_id for item in message.items.items] for message in found] == [["i0"], ["i1"], ["i2"]]
 
 
+@pytest.mark.parametrize("large", [1, 3])
+def test_what_cannot_be_sent_of_an_item_names_it(large: int) -> None:
+    """Also where it has begun already."""
+    bad = Judgement("outcome", "Do it.", [*_messages(large), {"role": "user", "content": "x" * (4 << 20)}])
+    with pytest.raises(InvalidArgument, match=r"^item 'b': steps\[.\]"):
+        list(of_items([("a", Judgement("outcome", "Do it.", [_SHORT])), ("b", bad)]))
+    with pytest.raises(InvalidArgument, match=r"^item 'c': aggregation"):
+        list(of_items([("c", Judgement("outcome", "Do it.", [_SHORT], aggregation="best"))]))
+
+
 def test_images_go_with_an_item_that_they_fit_into() -> None:
     step = Step.user([Body(b"picture", "image/png")])
     (message,) = of_items([("a", Judgement("gui_success", "Do it.", [step]))])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from typing import Final
 
@@ -61,8 +62,9 @@ def of_items(items: Iterable[tuple[str, types.Judgement]]) -> Iterator[pb.JudgeB
     together = pb.WholeItems()
     size = 0
     for item_id, given in items:
-        item = together.items.add(item_id=item_id, judgement=judgement_message(given))
-        rest = _filled(item, _pieces(given))
+        with _of_item(item_id):
+            item = together.items.add(item_id=item_id, judgement=judgement_message(given))
+            rest = _filled(item, _pieces(given))
         held = item.ByteSize()
         if rest is None and size + held <= _MESSAGE_BYTES:
             size += held
@@ -96,12 +98,27 @@ def _filled(item: pb.WholeItem, pieces: Iterator[Piece]) -> Iterator[Piece] | No
 
 def _in_pieces(begun: pb.WholeItem, rest: Iterator[Piece]) -> Iterator[pb.JudgeBatchRequest]:
     yield pb.JudgeBatchRequest(item=pb.ItemStart(item_id=begun.item_id, judgement=begun.judgement))
-    for piece in chain(begun.steps, begun.images, rest):
+    for piece in chain(begun.steps, begun.images, _named(begun.item_id, rest)):
         if isinstance(piece, pb.AttemptSteps):
             yield pb.JudgeBatchRequest(steps=piece)
         else:
             yield pb.JudgeBatchRequest(image=piece)
     yield pb.JudgeBatchRequest(end=pb.ItemEnd())
+
+
+@contextmanager
+def _of_item(item_id: str) -> Iterator[None]:
+    """What cannot be sent says of which item it is: a batch has many."""
+    try:
+        yield
+    except InvalidArgument as error:
+        error.message = f"item {item_id!r}: {error.message}"
+        raise
+
+
+def _named(item_id: str, pieces: Iterator[Piece]) -> Iterator[Piece]:
+    with _of_item(item_id):
+        yield from pieces
 
 
 def _pieces(given: types.Judgement) -> Iterator[Piece]:

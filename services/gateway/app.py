@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -176,7 +177,7 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
     finally:
         await server.stop(notice_seconds=settings.stop_notice_seconds, wake=end_streams)
         await tasks.close()
-        await audit.close()
+        await asyncio.gather(audit.close(), usage.close())
         await agents.close()
         await scheduler.close()
         if trajectories is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Protocol, TypeAlias
@@ -15,7 +15,6 @@ import grpc.aio
 
 from services.common.backoff import Backoff
 from services.common.errors import ResourceExhaustedError, UnavailableError
-from services.common.hub import Hub
 from services.common.logs import get_logger
 from services.common.observed import Observed
 from services.common.states import State
@@ -31,6 +30,7 @@ _SECRETS_HELD: Final = 10_000
 _SECRET_BYTES_HELD: Final = 64 << 20
 _LOOK_SECONDS: Final = 60.0  # how often the scheduler is asked about a sandbox that stays in the queue
 _FLUSH_SECONDS: Final = 1.0
+_LAST_SECONDS: Final = 5.0
 _ACTIVITIES_AT_ONCE: Final = 10_000
 
 _Key: TypeAlias = tuple[str, str, str]  # tenant, sandbox id, request id
@@ -244,48 +244,63 @@ class UsageRecorder:
     def __init__(self, store: GatewayStore, spec_of: Callable[[bytes], tuple[Mapping[str, str], float, int]]) -> None:
         self._store = store
         self._spec_of = spec_of
-        self._hub: Hub[str, Observed] = Hub()
-        self._backlog = self._hub.subscribe()
+        self._some = asyncio.Event()
+        self._ready: dict[str, Observed] = {}
+        self._unwritten: dict[str, SandboxUse] = {}
+        self._ended: dict[str, datetime] = {}
         self._synced: tuple[list[str], datetime] | None = None
 
     def saw(self, seen: Observed) -> None:
         """The watcher told of a change. Ends count even where this watcher does not know when they were READY."""
-        if seen.ready_ms or seen.state.terminal:
-            self._hub.publish(seen.uid, seen)
+        if seen.ready_ms:
+            self._ready[seen.uid] = seen
+            self._some.set()
+        if seen.state.terminal:
+            self._ended.setdefault(seen.uid, utc_now())
+            self._some.set()
 
     def synced(self, living_uids: list[str]) -> None:
         """The watcher told of every sandbox: those that it did not name have ended while nobody looked."""
         self._synced = (living_uids, utc_now())
+        self._some.set()
 
     async def run(self) -> None:
         """Write for ever."""
-        unwritten: dict[str, SandboxUse] = {}
-        ended: dict[str, datetime] = {}
         while True:
-            changes = await self._backlog.next(_FLUSH_SECONDS)
-            if changes:
-                # One statement a second, however many sandboxes come and go.
-                await asyncio.sleep(_FLUSH_SECONDS)
-                changes += await self._backlog.next(0)
-            for seen in changes:
-                if seen.ready_ms:
-                    unwritten[seen.uid] = self._use(seen)
-                if seen.state.terminal:
-                    ended.setdefault(seen.uid, utc_now())
-            # Taken before anything is awaited: what is told meanwhile is written with the next round.
-            synced, self._synced = self._synced, None
+            await self._some.wait()
+            # One statement a second, however many sandboxes come and go.
+            await asyncio.sleep(_FLUSH_SECONDS)
+            self._some.clear()
             try:
-                if unwritten:
-                    await self._store.record_uses(list(unwritten.values()))
-                    unwritten.clear()
-                if ended:
-                    await self._store.end_uses(ended)
-                    ended.clear()
-                if synced is not None:
-                    await self._store.end_uses_except(*synced)
+                await self._flush()
             except UnavailableError:
-                self._synced = self._synced or synced
-                await asyncio.sleep(_FLUSH_SECONDS)
+                self._some.set()
+
+    async def close(self) -> None:
+        """Write what is left, for a few seconds: nobody else may have seen those that came and went just now."""
+        with suppress(UnavailableError, TimeoutError):
+            async with asyncio.timeout(_LAST_SECONDS):
+                await self._flush()
+
+    async def _flush(self) -> None:
+        self._unwritten.update((uid, self._use(seen)) for uid, seen in self._ready.items())
+        self._ready.clear()
+        # Taken before anything is awaited: what is told meanwhile is written with the next round.
+        ended, synced = self._ended, self._synced
+        self._ended, self._synced = {}, None
+        try:
+            if self._unwritten:
+                await self._store.record_uses(list(self._unwritten.values()))
+                self._unwritten.clear()
+            if ended:
+                await self._store.end_uses(ended)
+                ended = {}
+            if synced is not None:
+                await self._store.end_uses_except(*synced)
+                synced = None
+        finally:
+            self._ended |= ended
+            self._synced = self._synced or synced
 
     def _use(self, seen: Observed) -> SandboxUse:
         labels, cpu, memory = self._spec_of(seen.spec)

@@ -282,6 +282,21 @@ class TestUsage:
         assert ended.sandboxes == 1
         assert 3600 <= ended.sandbox_seconds < 3600 + BACKSTOP
 
+    async def test_use_that_began_and_ended_just_before_the_gateway_stops_counts(self, store: GatewayStore) -> None:
+        recorder = UsageRecorder(store, lambda _spec: ({}, 1.0, 1))
+        ready = round((utc_now() - timedelta(hours=1)).timestamp() * 1000)
+        async with TaskGroup() as tasks:
+            tasks.start("write usage", recorder.run())
+            recorder.saw(Observed("acme", "x", "u", 1, State.READY, ready_ms=ready))
+            await asyncio.sleep(0)
+            # Of another watcher, which does not know when it was READY.
+            recorder.saw(Observed("acme", "x", "u", 2, State.DELETED))
+            await tasks.close()
+        await recorder.close()
+        ended = await until_usage_stands_still(store)
+        assert ended is not None
+        assert 3600 <= ended.sandbox_seconds < 3600 + BACKSTOP
+
     @pytest.mark.parametrize("fails", [False, True])
     async def test_a_snapshot_that_comes_while_one_is_written_is_written_too(
         self, store: GatewayStore, database: str, fails: bool

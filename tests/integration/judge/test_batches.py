@@ -180,6 +180,34 @@ async def test_an_id_for_two_things_at_once_is_refused(calls: Calls, server: Jud
     assert await fails(refused, grpc.StatusCode.ALREADY_EXISTS, "'b'") == "ITEM_EXISTS"
 
 
+async def test_messages_of_a_newer_client_are_refused(calls: Calls, server: JudgeServer) -> None:
+    """They have parts that this service does not know: less would be judged than was sent."""
+    newer = b"\x9a\x06\x00"  # field 99, empty
+
+    async def batch(*parts: pb.JudgeBatchRequest) -> None:
+        async def requests() -> AsyncIterator[pb.JudgeBatchRequest]:
+            yield pb.JudgeBatchRequest(start=pb.BatchStart(batch_id="b"))
+            for part in parts:
+                yield part
+
+        call = calls.JudgeBatch(requests())
+        with peer_status(call):
+            _ = [response async for response in call]
+
+    async def one(*parts: pb.JudgeRequest) -> AsyncIterator[pb.JudgeRequest]:
+        for part in parts:
+            yield part
+
+    begun = pb.JudgeBatchRequest(item=pb.ItemStart(item_id="a", judgement=judgement()))
+    steps = pb.AttemptSteps(steps=STEPS)
+    unknown = pb.JudgeBatchRequest.FromString(newer)
+    within = [begun, pb.JudgeBatchRequest(steps=steps), unknown, pb.JudgeBatchRequest(end=pb.ItemEnd())]
+    after = [pb.JudgeRequest(judgement=judgement()), pb.JudgeRequest(steps=steps), pb.JudgeRequest.FromString(newer)]
+    for call in (batch(unknown), batch(*within), calls.Judge(one(*after))):
+        await fails(call, grpc.StatusCode.INVALID_ARGUMENT)
+    assert server.requests == []
+
+
 async def test_first_steps_are_of_the_first_message(calls: Calls, server: JudgeServer) -> None:
     """Elsewhere they would be left out, and less judged than was sent."""
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import hashlib
 import os
 import resource
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -136,6 +139,51 @@ def test_single_files_go_where_they_are_told(sandbox: Sandbox, tmp_path: Path) -
     with pytest.raises(FileNotFoundError):
         sandbox.upload(tmp_path / "none", "/tmp/f7/none")
     assert not (tmp_path / "none").exists()
+
+
+def test_what_is_no_file_is_written_into_and_stays_what_it_is(sandbox: Sandbox, tmp_path: Path) -> None:
+    data = os.urandom(300_000)  # more than a pipe holds
+    sandbox.write_file("/tmp/f10/data", data)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="No such device") as nobody:
+        sandbox.download("/tmp/f10/data", pipe)
+    assert nobody.value.errno == errno.ENXIO
+    with (tmp_path / "read").open("wb") as read, subprocess.Popen(["cat", str(pipe)], stdout=read) as reader:
+        # Opening to write waits for the reader, which then is there for the download.
+        with pipe.open("wb"):
+            sandbox.download("/tmp/f10/data", pipe)
+        assert reader.wait(timeout=100) == 0
+    assert (tmp_path / "read").read_bytes() == data
+    assert pipe.is_fifo()
+    # As /dev/stdout is, where it leads to a pipe or to a file.
+    with (tmp_path / "file").open("w+b") as file:
+        link = tmp_path / "link"
+        link.symlink_to(f"/proc/self/fd/{file.fileno()}")
+        sandbox.download("/tmp/f10/data", link)
+        assert file.read() == data
+        assert link.is_symlink()
+    null = tmp_path / "null"
+    null.symlink_to("/dev/null")
+    sandbox.download("/tmp/f10/data", null)
+    assert null.is_char_device()
+
+
+async def test_a_pipe_that_nobody_reads_holds_nobody_up_who_leaves(asandbox: AsyncSandbox, tmp_path: Path) -> None:
+    await asandbox.write_file("/tmp/f11/data", bytes(300_000))
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        download = asyncio.ensure_future(asandbox.download("/tmp/f11/data", tmp_path / "pipe"))
+        ready = asyncio.Event()
+        asyncio.get_running_loop().add_reader(reader, ready.set)
+        await ready.wait()
+        asyncio.get_running_loop().remove_reader(reader)
+        download.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await download
+    finally:
+        os.close(reader)
 
 
 def test_a_download_refuses_links_that_point_out(sandbox: Sandbox, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import typer
@@ -36,7 +37,7 @@ def copy(
     json: Json = False,
 ) -> None:
     """Copy a file or folder into a sandbox or out of it. A folder's contents go below the target and merge with what
-    is there.
+    is there; sockets, pipes and devices in it are left out.
     """
     source_id, source_path = parse_place(source)
     target_id, target_path = parse_place(target)
@@ -47,6 +48,8 @@ def copy(
             "'-' is no file: write `orchard exec SANDBOX cat PATH > file`, or give ./- for a file of that name",
             param_hint="SOURCE TARGET",
         )
+    if target_id and not Path(source_path).exists():
+        raise typer.BadParameter(f"there is no file {source_path!r} here", param_hint="SOURCE")
     with client() as api, transfer(f"{source} -> {target}", quiet=json) as progress:
         if target_id:
             api.attach(target_id).upload(source_path, target_path or ".", exclude=exclude or (), progress=progress)

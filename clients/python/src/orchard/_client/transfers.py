@@ -12,6 +12,7 @@ from typing import IO, Final, TypeVar
 
 from orchard._client import archive, errors
 from orchard._client.files import AsyncFiles, unknown
+from orchard._client.special import is_special, write_into
 from orchard._client.status import CallFailed
 from orchard._client.threads import in_thread
 from orchard._client.types import FileType
@@ -192,7 +193,7 @@ class AsyncTransfers(AsyncFiles):
 
         Args:
             source: a file, or a folder whose contents go below `target` and merge with what is there. Symbolic links
-                in it stay links.
+                in it stay links; sockets, pipes and devices are left out.
             target: the file to write (below it if it ends with "/" or is a directory), or the directory to fill.
             exclude: shell patterns of names, or of paths relative to the folder, to leave out.
             progress: see Progress.
@@ -263,9 +264,9 @@ class AsyncTransfers(AsyncFiles):
     ) -> None:
         """Copy a file or directory out of the sandbox.
 
-        A file appears whole by a rename or not at all. A directory is fetched whole before it is unpacked, so it
-        needs its size twice for a moment; what it contains is checked first (see unsafe_links) and merges with what
-        is there.
+        A file appears whole by a rename or not at all; a device, a pipe or /dev/stdout is written into as it comes. A
+        directory is fetched whole before it is unpacked, so it needs its size twice for a moment; what it contains is
+        checked first (see unsafe_links) and merges with what is there.
 
         Args:
             source: what to copy.
@@ -285,6 +286,10 @@ class AsyncTransfers(AsyncFiles):
             return
         if os.fspath(target).endswith("/") or await in_thread(path.is_dir):
             path /= source.rstrip("/").rpartition("/")[2]
+        if await in_thread(is_special, path):
+            async with aclosing(self.iter_file(source, progress=progress)) as pieces:
+                await write_into(path, pieces)
+            return
         await self._download_file(source, path, info.mode, progress)
 
     async def _download_file(self, source: str, path: Path, mode: int, progress: Progress | None) -> None:

@@ -1,0 +1,30 @@
+"""What the command line says of what a user got wrong, or asks of it beyond files and terminals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from orchard import Sandbox
+
+from tests.integration.client.test_command_line import Cli
+from tests.support.platform import PlatformProcess
+
+
+@pytest.fixture(scope="module")
+def cli(platform: PlatformProcess) -> Cli:
+    return Cli(platform)
+
+
+def test_a_copy_to_standard_output_is_written_there(cli: Cli, sandbox: Sandbox, tmp_path: Path) -> None:
+    sandbox.write_file("/tmp/u1/file", b"\xffbytes")
+    # As /dev/stdout is; root would replace that one itself, were it taken for a file.
+    (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
+    assert cli("cp", f"{sandbox.sandbox_id}:/tmp/u1/file", str(tmp_path / "stdout")) == (0, b"\xffbytes", b"")
+    assert (tmp_path / "stdout").is_symlink()
+
+
+def test_a_local_file_that_is_missing_is_named(cli: Cli, sandbox: Sandbox, tmp_path: Path) -> None:
+    code, out, err = cli("cp", str(tmp_path / "none"), f"{sandbox.sandbox_id}:/tmp/u2")
+    assert (code, out) == (2, b"")
+    assert f"SOURCE: there is no file {str(tmp_path / 'none')!r} here" in " ".join(err.decode().split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -60,6 +61,19 @@ def test_the_life_of_a_sandbox(cli: Cli, client: SandboxClient) -> None:
     assert cli("rm", name) == (0, f"{name}\n".encode(), b"")
     assert client.attach(name).wait_ended(110).state is SandboxState.DELETED
     assert name in {found["sandbox_id"] for found in cli.json("list", "--all")}
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_sandbox_whose_id_nobody_was_told_is_deleted(cli: Cli, client: SandboxClient, form: tuple[str, ...]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    label = f"told=nobody-{len(form)}"
+    program = [sys.executable, "-m", "orchard._cli.main", "create", "--label", label, *form]
+    done = subprocess.run(program, env=cli.environment, stdout=write, stderr=subprocess.PIPE, timeout=200)
+    os.close(write)
+    assert done.returncode == 1
+    (made,) = client.list(labels=dict([label.split("=")]), all=True)
+    assert client.attach(made.sandbox_id).wait_ended(110).reason == "REQUESTED"
 
 
 def test_exec_passes_bytes_streams_and_the_exit_code(cli: Cli, sandbox: Sandbox) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,13 +74,16 @@ def create(  # noqa: PLR0917 (options of the command line)
         "priority": priority,
     }
     given = {name: value for name, value in options.items() if value is not None}
-    with client() as api, waiting("starting a sandbox", quiet=json):
-        made = api.create(image or image_option, wait=wait, timeout=seconds("--timeout", timeout), detach=True, **given)
-        info = made.info
-    if json:
-        print_json(info)
-    else:
-        typer.echo(info.sandbox_id)
+    with client() as api:
+        with waiting("starting a sandbox", quiet=json):
+            made = api.create(image or image_option, wait=wait, timeout=seconds("--timeout", timeout), **given)
+        if json:
+            print_json(made.info)
+        else:
+            typer.echo(made.sandbox_id)
+        sys.stdout.flush()
+        # Only now: one whose id nobody was told would be nobody's.
+        made.detach()
 
 
 def list_sandboxes(  # noqa: PLR0917 (options of the command line)

@@ -7,12 +7,15 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from services.common.settings import SettingsError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 _SECRET: Final = re.compile(
     r"key|token(?!s|iz)|secret|passw|credential|authori[sz]ation|bearer|cookie|signature|session", re.IGNORECASE
@@ -42,7 +45,7 @@ class JudgeSettings(BaseModel):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")
     kind: Literal["openai", "anthropic", "scripted"]
     model: str = Field(default="scripted", min_length=1, max_length=256)
-    base_url: str | None = Field(default=None, pattern=r"^https?://")
+    base_url: str | None = None
     api_key_env: str | None = Field(default=None, description="Variable that has the key.")
     api_key_file: Path | None = Field(default=None, description="File that has the key.")
     concurrency: int = Field(default=16, ge=1, le=1000, description="Calls at once.")
@@ -59,6 +62,25 @@ class JudgeSettings(BaseModel):
     cached_usd_per_million: float | None = Field(default=None, ge=0, description="Default: as other prompt tokens.")
     script: tuple[ScriptRule, ...] = ()
 
+    @field_validator("base_url")
+    @classmethod
+    def _is_address(cls, value: str | None) -> str | None:
+        try:
+            good = value is None or bool(
+                (parts := urlsplit(value)).scheme in ("http", "https") and parts.hostname and parts.port != 0
+            )
+        except ValueError:  # brackets without an address, or a port that is none
+            good = False
+        if not good:
+            # Not shown: it may have a password.
+            raise ValueError("is no address, like http://localhost:8000/v1")
+        return value
+
+    @field_validator("api_key_file")
+    @classmethod
+    def _is_at_home(cls, value: Path | None) -> Path | None:
+        return value and value.expanduser()
+
     @field_validator("extra_body")
     @classmethod
     def _is_json(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -70,8 +92,11 @@ class JudgeSettings(BaseModel):
     def _fits(self) -> Self:
         if self.kind == "scripted":
             return self
-        if self.model == "scripted" or self.base_url is None:
-            raise ValueError("model and base_url are required")
+        missing = [
+            name for name in ("model", "base_url") if name not in self.model_fields_set or not getattr(self, name)
+        ]
+        if missing:
+            raise ValueError(f"{' and '.join(missing)} must be given for kind {self.kind}")
         if self.api_key_env and self.api_key_file:
             raise ValueError("api_key_env and api_key_file exclude each other")
         return self
@@ -83,17 +108,20 @@ class JudgeSettings(BaseModel):
             SettingsError: it is not there.
         """
         if self.api_key_file is not None:
+            where = f"judge {self.name}: api_key_file {self.api_key_file}"
             try:
-                key = self.api_key_file.read_text().strip()
+                key = self.api_key_file.read_text(encoding="utf-8", errors="replace").strip()
             except OSError as error:
-                raise SettingsError(f"judge {self.name}: the key file cannot be read ({error.strerror})") from None
+                raise SettingsError(f"{where} cannot be read ({error.strerror})") from None
         elif self.api_key_env is not None:
+            where = f"judge {self.name}: api_key_env {self.api_key_env}"
             key = environment.get(self.api_key_env, "").strip()
         else:
             return "none"
         if not key:
-            where = f"file {self.api_key_file}" if self.api_key_file else f"variable {self.api_key_env}"
-            raise SettingsError(f"judge {self.name}: {where} has no key")
+            raise SettingsError(f"{where} has no key")
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise SettingsError(f"{where} has more than a key: a space, a second line, or what is no ASCII")
         return key
 
     def described(self) -> dict[str, Any]:
@@ -141,15 +169,38 @@ def load_judges(path: Path) -> tuple[JudgeSettings, ...]:
         SettingsError: the file cannot be used; says where.
     """
     try:
-        judges = _JUDGES.validate_python(json.loads(path.read_text()))
+        judges = _JUDGES.validate_python(json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number))
     except OSError as error:
         raise SettingsError(f"ORCHARD_JUDGES_FILE: {path} cannot be read ({error.strerror})") from None
     except ValidationError as error:
-        problems = ("/".join(map(str, problem["loc"])) + ": " + problem["msg"] for problem in error.errors())
-        raise SettingsError(f"ORCHARD_JUDGES_FILE: {path}: {'; '.join(problems)}") from None
+        problems = "; ".join(_problem(problem) for problem in error.errors(include_url=False))
+        raise SettingsError(f"ORCHARD_JUDGES_FILE: {path}: {problems}") from None
     except ValueError as error:
         raise SettingsError(f"ORCHARD_JUDGES_FILE: {path} is no JSON ({error})") from None
     names = [judge.name for judge in judges]
-    if not names or len(set(names)) != len(names):
-        raise SettingsError(f"ORCHARD_JUDGES_FILE: {path} needs at least one judge, and each name once")
+    if not names:
+        raise SettingsError(f"ORCHARD_JUDGES_FILE: {path} needs at least one judge")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SettingsError(f"ORCHARD_JUDGES_FILE: {path} needs each name once, and has more of {', '.join(twice)}")
     return judges
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number")
+
+
+def _problem(problem: ErrorDetails) -> str:
+    """Place, and what to write there. No value is told: it may be a secret."""
+    place = "/".join(map(str, problem["loc"]))
+    field = str(problem["loc"][-1]) if problem["loc"] else ""
+    if not place:
+        return 'must be a list of judges, like [{"name": "main", "kind": "scripted"}]'
+    if problem["type"] == "extra_forbidden":
+        if _SECRET.search(field):
+            return f"{place}: keys are named, never written: use api_key_env or api_key_file"
+        fields = ScriptRule.model_fields if "script" in problem["loc"] else JudgeSettings.model_fields
+        return f"{place}: is no field; there are {', '.join(fields)}"
+    if problem["type"] == "string_pattern_mismatch":
+        return f"{place}: must be 1 to 64 of a-z, 0-9, '_', '.' and '-', beginning with a letter or digit"
+    return f"{place}: {problem['msg'].removeprefix('Value error, ')}"

@@ -332,10 +332,24 @@ async def test_the_scripted_judge_answers_the_same_and_by_its_rules() -> None:
     [
         ("", "JSON"),
         ("[]", "at least one"),
-        ('[{"name": "a", "kind": "openai"}]', "model and base_url are required"),
-        ('[{"name": "a", "kind": "scripted"}, {"name": "a", "kind": "scripted"}]', "each name once"),
+        ("{}", "must be a list of judges"),
+        ("[1]", "0: "),
+        ('[{"name": "a", "kind": "openai"}]', "model and base_url must be given for kind openai"),
+        ('[{"name": "a", "kind": "openai", "base_url": "http://h"}]', "0: model must be given"),
+        ('[{"name": "a", "kind": "openai", "model": "m", "base_url": "localhost:8000"}]', "0/base_url: is no address"),
+        ('[{"name": "a", "kind": "openai", "model": "m", "base_url": "http://"}]', "0/base_url: is no address"),
+        ('[{"name": "a", "kind": "openai", "model": "m", "base_url": "http://s3cret@h:x"}]', "0/base_url: is no addre"),
+        ('[{"name": "a", "kind": "openai", "model": "m", "base_url": "http://h:99999"}]', "0/base_url: is no address"),
+        ('[{"name": "My Judge", "kind": "scripted"}]', "0/name: must be 1 to 64 of a-z"),
+        ('[{"name": "a", "kind": "scripted", "modle": "m"}]', "0/modle: is no field; there are name, kind, model"),
+        (
+            '[{"name": "a", "kind": "scripted", "script": [{"contains": "x", "score": 1, "sore": 1}]}]',
+            "there are contain",
+        ),
+        ('[{"name": "a", "kind": "scripted", "requests_per_minute": Infinity}]', "Infinity is no number"),
+        ('[{"name": "a", "kind": "scripted"}, {"name": "a", "kind": "scripted"}]', "each name once, and has more of a"),
         ('[{"name": "a", "kind": "magic"}]', "0/kind"),
-        ('[{"name": "a", "kind": "scripted", "api_key": "sk-secret"}]', "0/api_key"),
+        ('[{"name": "a", "kind": "scripted", "api_key": "s3cret"}]', "0/api_key: .* api_key_file"),
     ],
 )
 def test_a_bad_file_of_judges_says_where(tmp_path: Path, text: str, word: str) -> None:
@@ -343,7 +357,7 @@ def test_a_bad_file_of_judges_says_where(tmp_path: Path, text: str, word: str) -
     path.write_text(text)
     with pytest.raises(SettingsError, match=word) as raised:
         load_judges(path)
-    assert "sk-secret" not in str(raised.value)
+    assert "s3cret" not in str(raised.value)
 
 
 def test_a_key_that_is_not_there_says_where_it_should_be() -> None:
@@ -351,3 +365,30 @@ def test_a_key_that_is_not_there_says_where_it_should_be() -> None:
     with pytest.raises(SettingsError, match="JUDGE_KEY"):
         given.key({})
     assert given.key({"JUDGE_KEY": " k "}) == "k"
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (None, "cannot be read \\(No such file"),
+        (b"\n", "has no key"),
+        (b"s3cret\nmore", "more than a key"),
+        (b"Bearer s3cret", "more than a key"),
+        (b"\xff\xfes3cret", "more than a key"),
+    ],
+)
+def test_a_key_file_that_has_no_key_is_named(tmp_path: Path, content: bytes | None, word: str) -> None:
+    file = tmp_path / "key"
+    if content is not None:
+        file.write_bytes(content)
+    given = JudgeSettings(name="a", kind="openai", model="m", base_url="http://localhost", api_key_file=file)
+    with pytest.raises(SettingsError, match=f"judge a: api_key_file {file} .*{word}") as raised:
+        given.key()
+    assert "s3cret" not in str(raised.value)
+
+
+def test_a_key_file_may_be_below_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_text("k\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    given = JudgeSettings(name="a", kind="openai", model="m", base_url="http://localhost", api_key_file=Path("~/key"))
+    assert given.key() == "k"

@@ -51,7 +51,7 @@ async def test_a_verdict_says_what_it_rests_on_and_is_found_again(calls: Calls, 
     assert {score.name for score in verdict.scores} == set(SOFTWARE_ENGINEERING.weights)
     found = verdict.provenance
     assert json.loads(found.judges_json)[0]["model"] == "judge-1"
-    assert found.prompt_version == "rubric/2"
+    assert found.prompt_version == "rubric/3"
     assert found.rubric == judge_pb2.RubricReference(name=SOFTWARE_ENGINEERING.name, version=1)
     assert found.rubric_hash == SOFTWARE_ENGINEERING.hash
     assert len(found.trajectory_hash) == 64

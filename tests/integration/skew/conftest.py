@@ -1,4 +1,4 @@
-"""An agent of an earlier version, from this repository's history, behind today's gateway and today's SDK."""
+"""Builds from this repository's history beside today's: an earlier agent behind today's gateway, and the reverse."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
@@ -24,6 +25,7 @@ from services.common.health import Health
 from services.common.states import State
 from services.common.tasks import TaskGroup
 from services.common.tokens import generate_key, private_pem, public_pem
+from services.common.versions import works
 from services.gateway import app
 from services.gateway.keys import Keys
 from services.gateway.settings import GatewaySettings
@@ -33,30 +35,69 @@ from tests.integration.gateway.test_agents import World
 from tests.support.platform import wait_until
 
 ROOT = Path(__file__).parents[3]
-# An agent as old as gateways of this version promise to work with (services/common/versions.py): move it with that.
-OLD_COMMIT = "e4ccefc36e7a0ccd654376735ebdd1501110347a"
+# As old as agents may be with gateways of this version (services/common/versions.py): move it with that.
+OLDEST = "e4ccefc36e7a0ccd654376735ebdd1501110347a"
+# The build before this one, with every call of the contract: move it with each release.
+PREVIOUS = "e924fa5d3be0e339731a493dd57b2c933973c704"
 UID = "uid-of-an-old-agent"
 SANDBOX = "old"
 BACKSTOP = 110
 
 
+@dataclass(frozen=True)
+class Pair:
+    """Which builds meet: commits, empty for this one."""
+
+    agent: str = ""
+    gateway: str = ""
+
+
+OLDEST_AGENT, PREVIOUS_AGENT, PREVIOUS_GATEWAY = Pair(agent=OLDEST), Pair(agent=PREVIOUS), Pair(gateway=PREVIOUS)
+ALL = {"oldest-agent": OLDEST_AGENT, "previous-agent": PREVIOUS_AGENT, "previous-gateway": PREVIOUS_GATEWAY}
+
+
+def only(*pairs: Pair) -> pytest.MarkDecorator:
+    """For modules whose tests need what not every pair has."""
+    chosen = [pytest.param(pair, id=name) for name, pair in ALL.items() if pair in pairs]
+    return pytest.mark.parametrize("pair", chosen, indirect=True)
+
+
+@pytest.fixture(scope="session", params=ALL.values(), ids=ALL.keys())
+def pair(request: pytest.FixtureRequest) -> Pair:
+    made: Pair = request.param
+    return made
+
+
 @pytest.fixture(scope="session")
-def old_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The code of the old agent, with its launcher built."""
-    tree = tmp_path_factory.mktemp("old")
+def old_tree(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The code of the earlier build, with its launcher built."""
+    commit, tree = pair.agent or pair.gateway, tmp_path_factory.mktemp("old")
     if not (ROOT / ".git").exists():
-        pytest.skip("the old agent is in this repository's history: use a git checkout")
+        pytest.skip(f"the earlier build, commit {commit}, is in this repository's history: use a git checkout")
     archive = subprocess.run(
-        ["git", "-C", str(ROOT), "archive", OLD_COMMIT, "services", "clients", "scripts"], capture_output=True
+        ["git", "-C", str(ROOT), "archive", commit, "services", "clients", "scripts"], capture_output=True
     )
-    assert archive.returncode == 0, f"{archive.stderr.decode()}: fetch the whole history"
+    if archive.returncode != 0:
+        pytest.fail(
+            f"this clone lacks commit {commit}, the earlier build that today's is to work with: fetch the whole"
+            f" history (git fetch --unshallow). {archive.stderr.decode().strip()}"
+        )
     subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
     subprocess.run(["scripts/build-launcher"], cwd=tree, check=True)
     return tree
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def agent_tree(pair: Pair, old_tree: Path) -> Path:
+    """The code of the agent."""
+    if pair.agent:
+        return old_tree
+    subprocess.run([ROOT / "scripts" / "build-launcher"], check=True)
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def folder(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("agent")
     for name in ("state", "work"):
         (folder / name).mkdir()
@@ -66,46 +107,55 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@contextmanager
+def _running(tree: Path, module: str, socket: Path, environment: dict[str, str], *wrap: str) -> Iterator[None]:
+    """A service of a build in a process of its own, once it listens."""
+    path = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{tree}:{tree}/clients/python/src"}
+    process = subprocess.Popen([*wrap, sys.executable, "-m", module], env={**path, **environment}, cwd=tree)
+    try:
+        wait_until(lambda: process.poll() is not None or socket.exists(), module)
+        assert process.poll() is None, f"{module} of {tree} ended at once"
+        yield
+    finally:
+        process.terminate()
+        process.wait(BACKSTOP)
+
+
 @pytest.fixture(scope="session")
-def old_agent(old_tree: Path, folder: Path) -> Iterator[str]:
-    """The old agent in namespaces of its own, with a /tmp of its own; gives its endpoint."""
+def agent(agent_tree: Path, folder: Path) -> Iterator[str]:
+    """The agent in namespaces of its own, with a /tmp of its own; gives its endpoint."""
     endpoint = f"unix:{folder}/agent.sock"
-    path = os.environ["PATH"]
     environment = {
-        "PATH": path,
-        "PYTHONPATH": f"{old_tree}:{old_tree}/clients/python/src",
         "ORCHARD_UID": UID,
         "ORCHARD_SANDBOX_ID": SANDBOX,
         "ORCHARD_LISTEN": endpoint,
         "ORCHARD_PUBLIC_KEYS_FILE": str(folder / "public.pem"),
         "ORCHARD_STATE_DIRECTORY": str(folder / "state"),
         "ORCHARD_WORKING_DIRECTORY": str(folder / "work"),
-        "ORCHARD_ENV": json.dumps({"PATH": path, "HOME": str(folder / "work")}),
+        "ORCHARD_ENV": json.dumps({"PATH": os.environ["PATH"], "HOME": str(folder / "work")}),
     }
-    namespaces = ["--dev-bind", "/", "/", "--tmpfs", "/tmp", "--unshare-pid", "--proc", "/proc", "--die-with-parent"]
-    # Its interpreter too: a checkout may itself lie below /tmp.
-    for kept in (folder, old_tree, Path(sys.prefix)):
-        namespaces += ["--bind", str(kept), str(kept)]
-    process = subprocess.Popen(
-        [str(bwrap_path()), *namespaces, sys.executable, "-m", "services.exec_agent"], env=environment, cwd=old_tree
-    )
-    try:
-        wait_until(lambda: process.poll() is not None or (folder / "agent.sock").exists(), "the old agent")
-        assert process.poll() is None, "the old agent ended at once"
+    with _running(
+        agent_tree, "services.exec_agent", folder / "agent.sock", environment, *_namespaces(folder, agent_tree)
+    ):
         yield endpoint
-    finally:
-        process.terminate()
-        process.wait(BACKSTOP)
+
+
+def _namespaces(*kept: Path) -> Sequence[str]:
+    found = [str(bwrap_path()), "--dev-bind", "/", "/", "--tmpfs", "/tmp"]
+    found += ["--unshare-pid", "--proc", "/proc", "--die-with-parent"]
+    # Its interpreter too: a checkout may itself lie below /tmp.
+    for path in (*kept, Path(sys.prefix)):
+        found += ["--bind", str(path), str(path)]
+    return found
 
 
 @asynccontextmanager
-async def _todays_gateway(folder: Path, agent: str, postgres_url: str) -> AsyncIterator[str]:
-    """The whole gateway in front of a watcher that tells of one sandbox; gives an API key."""
-    migrations = ROOT / "services/gateway/migrations"
-    await asyncio.to_thread(migrate, postgres_url, schema=SCHEMA, migrations=migrations)
+async def _world(folder: Path, agent: str) -> AsyncIterator[None]:
+    """A watcher that tells of one sandbox, and a scheduler."""
     world = World(folder)
     version = await AgentProber().answers(agent, UID)
-    assert version == "", "it answers today's watcher, and tells no version: the gateway asks for it"
+    assert version is not None, "it answers today's watcher"
+    assert version == "" or works(version)
     world.tell(SANDBOX, UID, State.READY, version=version, endpoint=agent)
     server = grpc.aio.server()
     watch_service_pb2_grpc.add_WatchServiceServicer_to_server(world, server)
@@ -113,29 +163,50 @@ async def _todays_gateway(folder: Path, agent: str, postgres_url: str) -> AsyncI
     lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(world, server)
     server.add_insecure_port(f"unix:{folder}/world.sock")
     await server.start()
-    settings = GatewaySettings(
-        listen=f"unix:{folder}/gateway.sock",
-        database_url=postgres_url,
-        signing_key_file=folder / "signing.pem",
-        scheduler_address=f"unix:{folder}/world.sock",
-        watcher_address=f"unix:{folder}/world.sock",
-    )
-    store = GatewayStore(connect(postgres_url))
-    _key, secret = await Keys(store, Health()).create("t", "", frozenset({"user"}), None)
-    await store.close()
-    async with TaskGroup() as tasks, app.run(settings, tasks, None):
-        yield secret
+    yield
     await server.stop(None)
 
 
+@asynccontextmanager
+async def _gateway(folder: Path, postgres_url: str, old_tree: Path | None) -> AsyncIterator[str]:
+    """The whole gateway, today's or the earlier one's, on today's tables; gives an API key."""
+    migrations = ROOT / "services/gateway/migrations"
+    await asyncio.to_thread(migrate, postgres_url, schema=SCHEMA, migrations=migrations)
+    store = GatewayStore(connect(postgres_url))
+    _key, secret = await Keys(store, Health()).create("t", "", frozenset({"user"}), None)
+    await store.close()
+    settings = {
+        "listen": f"unix:{folder}/gateway.sock",
+        "database_url": postgres_url,
+        "signing_key_file": str(folder / "signing.pem"),
+        "scheduler_address": f"unix:{folder}/world.sock",
+        "watcher_address": f"unix:{folder}/world.sock",
+    }
+    if old_tree is None:
+        async with TaskGroup() as tasks, app.run(GatewaySettings.model_validate(settings), tasks, None):
+            yield secret
+        return
+    environment = {f"ORCHARD_{name.upper()}": value for name, value in settings.items()}
+    environment["DATABASE_URL"] = postgres_url
+    running = _running(old_tree, "services.gateway", folder / "gateway.sock", environment)
+    await asyncio.to_thread(running.__enter__)
+    try:
+        yield secret
+    finally:
+        await asyncio.to_thread(running.__exit__, None, None, None)
+
+
 @pytest.fixture(scope="session")
-def gateway(folder: Path, old_agent: str, postgres_url: str) -> Iterator[tuple[str, str]]:
-    """Endpoint and API key of a gateway on a thread and an event loop of its own."""
+def gateway(pair: Pair, folder: Path, agent: str, old_tree: Path, postgres_url: str) -> Iterator[tuple[str, str]]:
+    """Endpoint and API key of a gateway; what it calls, and today's itself, on a thread and event loop of its own."""
     started: list[str] = []
     ready, end = threading.Event(), threading.Event()
 
     async def run() -> None:
-        async with _todays_gateway(folder, old_agent, postgres_url) as secret:
+        async with (
+            _world(folder, agent),
+            _gateway(folder, postgres_url, old_tree if pair.gateway else None) as secret,
+        ):
             started.append(secret)
             ready.set()
             await asyncio.to_thread(end.wait)

@@ -19,7 +19,7 @@ from orchard._client.convert import exec_result, stream_name
 from orchard._client.options import Command
 from orchard._client.pool import Connection
 from orchard._client.status import CallFailed
-from orchard._client.stdin import feeding
+from orchard._client.stdin import check_takes_input, feeding
 from orchard._client.text import Characters
 from orchard._client.trajectories.commands import ObservedCommand, Observers
 from orchard._client.transport import CALL_SECONDS, CallContext, Retry, Transport
@@ -72,14 +72,16 @@ class Run:
         """Around it, for those who observe the sandbox's commands."""
         return self.observers.observing(self.sandbox_id, self.exec_id, self.spec, background=background)
 
-    def start(self, wait_seconds: float) -> Awaitable[exec_service_pb2.StartExecResponse]:
+    async def start(self, wait_seconds: float) -> exec_service_pb2.StartExecResponse:
         """Start it; repeats start nothing. With `wait_seconds` the answer has its end and output, if it comes in that
         time.
         """
+        if self.spec.stdin_mode or self.spec.HasField("tty"):
+            await check_takes_input(self)
         request = exec_service_pb2.StartExecRequest(
             sandbox_id=self.sandbox_id, exec_id=self.exec_id, spec=self.spec, wait=duration("wait", wait_seconds)
         )
-        return self._unary(lambda c: c.exec.StartExec, request, timeout=CALL_SECONDS + wait_seconds)
+        return await self._unary(lambda c: c.exec.StartExec, request, timeout=CALL_SECONDS + wait_seconds)
 
     async def finish(self) -> ExecResult:
         """Start it and return its result; output comes with the first answer if it is short and quick, else by a

@@ -95,14 +95,6 @@ async def feeding(run: Run, data: bytes) -> AsyncIterator[None]:
     """
     failures: list[errors.OrchardError] = []
     writer = StdinWriter(run, 0)
-    try:
-        # An agent that knows no such input gives the command an empty one, and its result would be none of this.
-        await writer.state()
-    except errors.Unimplemented:
-        await run.abandon()
-        raise
-    except errors.OrchardError:
-        pass  # the write says it better, or the command's end
 
     async def feed() -> None:
         try:
@@ -121,3 +113,24 @@ async def feeding(run: Run, data: bytes) -> AsyncIterator[None]:
         await asyncio.wait([task])
     if failures:
         raise failures[0]
+
+
+async def check_takes_input(run: Run) -> None:
+    """Before a command is started that is written to or has a terminal: agents that know neither would run it without.
+
+    Raises:
+        Unimplemented: the sandbox's agent is such a one, or its gateway.
+    """
+    try:
+        await StdinWriter(run, 0).state()
+    except errors.Unimplemented as error:
+        raise errors.Unimplemented(
+            "the sandbox's agent is of an earlier version, or its gateway: it knows neither input while a command runs"
+            " nor terminals; make a new sandbox, or give at most 512 KiB of input",
+            reason=error.reason,
+            request_id=error.request_id,
+        ) from error
+    except (errors.Unavailable, errors.SandboxNotFound):
+        raise
+    except errors.OrchardError:
+        return  # it knows no such command yet; what else is wrong the start says better

@@ -1,7 +1,7 @@
-"""Commands and files in a sandbox whose agent is of an earlier version: the client's own tests of them, run again.
+"""Commands and files where agent or gateway are of an earlier build: the client's own tests of them, run again.
 
-Sandboxes live long, and outlive an upgrade of the gateways. What the agent of that version does not have yet is not
-among these.
+Sandboxes live long, and outlive an upgrade of the gateways; while gateways are replaced, earlier ones have new agents.
+What the oldest agent does not have yet is not among these.
 """
 
 from pathlib import Path
@@ -40,10 +40,13 @@ from tests.integration.client.test_files import (  # noqa: F401
     test_single_files_go_where_they_are_told,
     test_write_and_read_keep_every_byte,
 )
+from tests.integration.skew.conftest import OLDEST, ROOT, Pair
 
 
-def test_the_agent_is_the_old_one(sandbox: Sandbox, old_tree: Path) -> None:
+def test_the_agent_is_the_one_that_is_meant(sandbox: Sandbox, pair: Pair, agent_tree: Path) -> None:
     """Not that of this checkout, by some path of imports."""
     maps = sandbox.exec("cat /proc/[0-9]*/environ | tr '\\0' '\\n' | grep ^PYTHONPATH=").stdout
-    assert f"PYTHONPATH={old_tree}:" in maps
-    assert "agent_version" not in (old_tree / "services/exec_agent/servicer_health.py").read_text()
+    assert f"PYTHONPATH={agent_tree}:" in maps
+    assert (agent_tree == ROOT) == (not pair.agent)
+    tells_version = "AGENT_VERSION_KEY" in (agent_tree / "services/exec_agent/servicer_health.py").read_text()
+    assert tells_version == (pair.agent != OLDEST)

@@ -15,8 +15,9 @@ import orchard
 import pytest
 from orchard import AsyncSandbox, AsyncSandboxClient, Sandbox, SandboxClient, SandboxState, Step, Task, TrajectoryStatus
 from orchard._client.trajectories.buffer import StepBuffer
+from orchard._client.trajectories.client import AsyncTrajectories
 from orchard._client.trajectories.recording import AsyncRecording
-from orchard._client.trajectories.writer import prepared
+from orchard._client.trajectories.writer import AsyncTrajectory, prepared
 
 from tests.support.platform import PlatformProcess
 
@@ -170,6 +171,34 @@ async def test_a_cancelled_rollout_is_aborted_and_whole(aclient: AsyncSandboxCli
     info = await aclient.trajectories.get(name)
     assert (info.status, info.totals.steps) == (TrajectoryStatus.ABORTED, 4)
     assert [step.text async for step in aclient.trajectories.steps(name)] == ["", "first\n", "", "second\n"]
+
+
+async def test_one_that_is_cancelled_as_it_begins_is_aborted(
+    aclient: AsyncSandboxClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, created, go_on = new_name(), asyncio.Event(), asyncio.Event()
+    create = AsyncTrajectories.create
+
+    async def late(*arguments: Any, **options: Any) -> AsyncTrajectory:
+        made = await create(*arguments, **options)
+        created.set()
+        await go_on.wait()
+        return made
+
+    monkeypatch.setattr(AsyncTrajectories, "create", late)
+
+    async def rollout() -> None:
+        async with aclient.record(trajectory_id=name):
+            raise AssertionError("it never begins")
+
+    task = asyncio.ensure_future(rollout())
+    await asyncio.wait_for(created.wait(), 110)
+    task.cancel()
+    asyncio.get_running_loop().call_soon(go_on.set)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    info = await aclient.trajectories.get(name)
+    assert (info.status, info.status_message) == (TrajectoryStatus.ABORTED, "CancelledError")
 
 
 _PROGRAM = """

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -105,12 +106,26 @@ class AsyncRecording:
     async def __aenter__(self) -> Self:
         if self._sandbox is not None:
             self._options = {"sandbox_id": self._sandbox.sandbox_id, **self._options}
-        self._trajectory = await self._trajectories.create(self._task, **self._options)
+        # The call itself is never cut: an open trajectory that nobody writes would be left.
+        creating = self._session.background.start("record", self._trajectories.create(self._task, **self._options))
+        try:
+            self._trajectory = await asyncio.shield(creating)
+        except asyncio.CancelledError:
+            await self._session.background.shielded("undo record", self._undo(creating))
+            raise
         self._buffer = StepBuffer(self._trajectory, self._session.background)
         self._session.recordings.add(self)
         if self._sandbox is not None:
             self.attach(self._sandbox)
         return self
+
+    async def _undo(self, creating: asyncio.Task[AsyncTrajectory]) -> None:
+        """Seal what was created for somebody who is gone."""
+        status, message = status_after(asyncio.CancelledError())
+        with suppress(errors.OrchardError, TimeoutError):
+            async with asyncio.timeout(_INTERRUPTED_SECONDS):
+                made = await creating
+                await seal(self._session.transport, made.trajectory_id, status, message, expected_steps=0)
 
     def _open(self) -> tuple[AsyncTrajectory, StepBuffer]:
         if self._trajectory is None or self._buffer is None:

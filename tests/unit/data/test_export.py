@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -112,6 +114,37 @@ def test_two_exports_to_one_place_do_not_mix(name: str, restart: bool, tmp_path:
                 yield found
 
     assert export(Busy(RecordSource.of(some()), 3), one, output).sha256 == whole.sha256
+
+
+def test_an_export_that_ends_leaves_one_that_begins_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, output = codec("sft"), tmp_path / "out.jsonl"
+    under_way, go_on = Event(), Event()
+
+    class Slow(Breaking):
+        def records(self, after: str = "") -> Iterator[tuple[Record, str]]:
+            for number, found in enumerate(self.inner.records(after)):
+                if number == self.after:
+                    under_way.set()
+                    assert go_on.wait(110)
+                yield found
+
+    real = exports._sync_folder
+    with ThreadPoolExecutor(1) as pool:
+        others: list[Future[exports.Exported]] = []
+
+        def sync(folder: Path) -> None:
+            """Between an output's name and the end of its export another one begins."""
+            if not others:
+                others.append(pool.submit(export, Slow(RecordSource.of(some()), 3), one, output, overwrite=True))
+                assert under_way.wait(110)
+            real(folder)
+
+        monkeypatch.setattr(exports, "_sync_folder", sync)
+        first = export(RecordSource.of(some()), one, output)
+        go_on.set()
+        second = others[0].result()
+    assert first.sha256 == second.sha256 == hash_of_path(output)
+    assert [path.name for path in tmp_path.iterdir()] == [output.name]
 
 
 def test_an_output_that_another_one_has_made_meanwhile_is_kept(tmp_path: Path) -> None:

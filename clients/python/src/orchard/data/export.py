@@ -132,12 +132,11 @@ class _Job:
     def prepare(self, *, restart: bool) -> None:
         """Take up a broken-off export, or begin."""
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            # Nobody else's rows are to come between ours, nor are they to be cut off.
-            self._holding.take(self.partial)
+        self._take()
         state = None if restart else self._state()
         if state is None:
-            self._begin()
+            self._empty()
+            self._save()
             return
         if state["job"] != self.job:
             raise DataError(
@@ -152,30 +151,42 @@ class _Job:
         if self.container is not Container.FOLDER:
             os.truncate(self.partial, self.size)
 
-    def _begin(self) -> None:
-        self._forget()
-        if self.container is Container.FOLDER:
-            self.partial.mkdir(exist_ok=True)
-        else:
-            self.partial.touch()
-        self._holding.take(self.partial)
-        self._save()
+    def _take(self) -> None:
+        """Hold what is written into: nobody else's rows are to come between ours, nor are they to be cut off."""
+        while True:
+            if self.container is Container.FOLDER:
+                self.partial.mkdir(exist_ok=True)
+            else:
+                self.partial.touch()
+            # Not there: whoever had it has just finished.
+            with contextlib.suppress(FileNotFoundError):
+                self._holding.take(self.partial)
+                return
 
     def _state(self) -> dict[str, Any] | None:
-        if not self.cursor.is_file() or not self.partial.exists():
-            return None
         try:
             found = json.loads(self.cursor.read_bytes())
-        except ValueError:
+        except (FileNotFoundError, ValueError):
             return None
-        return found if isinstance(found, dict) else None
+        return found if isinstance(found, dict) and self._has(found["size"]) else None
 
-    def _forget(self) -> None:
+    def _has(self, size: int) -> bool:
+        """Whether what was written before is there: who removes it need not know of the cursor."""
+        if self.container is Container.FOLDER:
+            return not size or any(self.partial.iterdir())
+        return self.partial.stat().st_size >= size
+
+    def _empty(self) -> None:
+        # Not the file or folder itself: another would be nobody's for a moment.
         self.cursor.unlink(missing_ok=True)
-        if self.partial.is_dir():
-            shutil.rmtree(self.partial)
-        else:
-            self.partial.unlink(missing_ok=True)
+        if self.container is not Container.FOLDER:
+            os.truncate(self.partial, 0)
+            return
+        for path in self.partial.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     def _job(self) -> str:
         """A hash of all that decides what the rows are."""
@@ -255,9 +266,12 @@ class _Job:
             _write_array(self.partial, made)
         if self.output.is_dir():
             shutil.rmtree(self.output)
+        # From the moment that what we hold is not there any more, another export may have its own at these places.
+        self.cursor.unlink(missing_ok=True)
         made.replace(self.output)
         _sync_folder(self.output.parent)
-        self._forget()
+        if made is not self.partial:
+            self.partial.unlink()
         report = self.report
         digest = hash_of_path(self.output)
         return Exported(self.output, report.records, report.rows, report.losses, digest, self.resumed)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,9 +66,140 @@ def test_a_judge_that_cannot_say_is_an_exit_code_and_no_number(cli: Cli, dataset
 
 def test_two_attempts_are_compared(cli: Cli, dataset: str) -> None:
     """The scripted judge finds all pairs equal."""
-    verdict = cli.json("judge", "compare", f"{dataset}-0", f"{dataset}-1")
+    pair = ("judge", "compare", f"{dataset}-0", f"{dataset}-1", "--instruction", "Fix it.")
+    verdict = cli.json(*pair)
     assert (verdict["kind"], verdict["value"], len(verdict["votes"][0]["answers"])) == ("pairwise", 0.5, 2)
-    assert b"neither is better" in cli("judge", "compare", f"{dataset}-0", f"{dataset}-1")[1]
+    assert b"neither is better" in cli(*pair)[1]
+
+
+def said(err: bytes) -> str:
+    return " ".join(err.decode().split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("run", "{}-0", "--kind", "pairwise"), "--kind: two attempts are compared by `orchard judge compare`"),
+        (("run", "{}-0", "--kind", "rubric"), "`orchard judge rubrics list` shows which there are"),
+        (("batch", "{}-0", "--rubric", "r"), "--rubric: goes with --kind rubric, not with outcome"),
+        (("run", "{}-0", "--name", "mine"), "--name: names the reward that --keep adds"),
+        (("compare", "{}-0", "{}-0"), "not with itself"),
+        (("compare", "{}-0", "{}-1"), "attempts at two tasks, 'i-0' of '{}' and 'i-1' of '{}'; give"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_fix(
+    cli: Cli, dataset: str, arguments: tuple[str, ...], word: str
+) -> None:
+    code, out, err = cli("judge", *(one.replace("{}", dataset) for one in arguments))
+    assert (code, out) == (2, b"")
+    assert word.replace("{}", dataset) in said(err)
+
+
+def test_a_batch_says_which_trajectory_is_not_there_and_that_none_matches(cli: Cli, dataset: str) -> None:
+    code, out, err = cli("judge", "batch", f"{dataset}-0", "tr-nobody")
+    assert (code, out) == (1, b"")
+    assert "there is no trajectory 'tr-nobody'" in said(err)
+    code, out, err = cli("judge", "batch", "--dataset", f"{dataset}-none", "--json")
+    assert (code, out) == (0, b"")
+    assert "no trajectory matches" in said(err)
+
+
+def test_a_batch_that_is_broken_off_says_how_to_go_on(cli: Cli, dataset: str) -> None:
+    """Its reader leaves after the first verdict."""
+    names = [f"{dataset}-{number}" for number in range(2)]
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as nobody:
+        process = subprocess.run(
+            [sys.executable, "-m", "orchard._cli.main", "judge", "batch", *names, "--batch", dataset, "--json"],
+            env=cli.environment,
+            stdout=nobody,
+            stderr=subprocess.PIPE,
+            timeout=200,
+        )
+    assert process.returncode == 1
+    assert f"broken off: the same command with --batch {dataset} goes on" in said(process.stderr)
+    assert len(cli("judge", "batch", *names, "--batch", dataset, "--json")[1].splitlines()) == 2
+
+
+def test_rubrics_are_put_shown_and_listed(cli: Cli, dataset: str, tmp_path: Path) -> None:
+    name, file = f"r-{secrets.token_hex(4)}", tmp_path / "rubric.json"
+    criteria = [{"name": "care", "description": "How careful?", "weight": 1}]
+    file.write_text(json.dumps({"name": name, "description": "Mine.", "step": 0.5, "criteria": criteria}))
+    stored = cli.json("judge", "rubrics", "put", str(file))
+    assert (stored["name"], stored["version"], stored["step"]) == (name, 1, 0.5)
+    verdict = cli.json("judge", "run", f"{dataset}-0", "--kind", "rubric", "--rubric", name)
+    assert set(verdict["scores"]) == {"care"}
+    # What is shown is a file again; one that is used becomes the next version.
+    shown = cli.json("judge", "rubrics", "show", f"{name}@1")
+    shown["criteria"][0]["description"] = "How very careful?"
+    file.write_text(json.dumps(shown))
+    assert cli.json("judge", "rubrics", "put", str(file))["version"] == 2
+    found = {one["name"]: one["version"] for one in cli.json("judge", "rubrics", "list")}
+    assert (found[name], "orchard-software-engineering" in found) == (2, True)
+    assert all(word in cli("judge", "rubrics", "show", name)[1].decode() for word in (f"{name}@2", "How very careful?"))
+    code, _out, err = cli("judge", "rubrics", "show", "nobody")
+    assert code == 1
+    assert "`orchard judge rubrics list` shows" in said(err)
+    assert cli("judge", "rubrics", "show", f"{name}@x")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("[", "no JSON"),
+        ("[]", 'must be {"name"'),
+        ('{"name": "x"}', 'must be {"name"'),
+        ('{"criteria": []}', "name is missing"),
+        ('{"name": "x", "criteria": [{"name": "a"}]}', "criteria[0].description is missing"),
+        (
+            '{"name": "x", "criteria": [{"name": "a", "description": "b", "weight": "1"}]}',
+            "criteria[0].weight must be a number, not '1'",
+        ),
+        (
+            '{"name": "x", "criteria": [{"name": "a", "description": "b", "weight": 1, "wieght": 1}]}',
+            "criteria[0].wieght is no field; there are name, description, weight, uses_gold",
+        ),
+        ('{"name": "x", "steps": 1, "criteria": []}', "steps is no field; there are name, description, step"),
+        ('{"name": "x", "criteria": [{"name": "a", "description": "b", "weight": 0.5}]}', "weights must add up to 1"),
+    ],
+)
+def test_a_file_that_is_no_rubric_is_told_by_field(cli: Cli, tmp_path: Path, text: str, word: str) -> None:
+    (tmp_path / "rubric.json").write_text(text)
+    code, out, err = cli("judge", "rubrics", "put", str(tmp_path / "rubric.json"))
+    assert (code in {1, 2}, out) == (True, b"")
+    assert word in said(err)
+
+
+@pytest.mark.parametrize(
+    ("labels", "word"),
+    [
+        (b"", "has no label"),
+        (b"id,label\n", "has no label"),
+        (b"\xff\xfei\x00d\x00", "is no text in UTF-8: byte 0"),
+        (b"one,yes\ntwo,no\none,no\n", "line 3 of {} labels 'one' again"),
+    ],
+)
+def test_labels_that_cannot_be_meant_are_told(cli: Cli, tmp_path: Path, labels: bytes, word: str) -> None:
+    file = tmp_path / "labels.csv"
+    file.write_bytes(labels)
+    code, out, err = cli("judge", "calibrate", str(file))
+    assert (code, out) == (2, b"")
+    assert word.replace("{}", str(file)) in said(err)
+
+
+def test_labels_of_a_spreadsheet_are_read_and_a_plot_needs_a_folder(cli: Cli, dataset: str, tmp_path: Path) -> None:
+    assert cli("judge", "batch", f"{dataset}-0", "--batch", dataset)[0] == 0
+    file = tmp_path / "labels.csv"
+    file.write_bytes(b"\xef\xbb\xbf" + f"id,label\r\n{dataset}-0,yes\r\n".encode())
+    found = cli.json("judge", "calibrate", str(file), "--batch", dataset)
+    assert found["true_positive"] + found["false_negative"] == 1
+    code, out, err = cli("judge", "calibrate", str(file), "--batch", dataset, "--plot", str(tmp_path / "no" / "p.svg"))
+    assert (code, out) == (2, b"")
+    assert "--plot: there is no folder" in said(err)
+    code, _out, err = cli("judge", "calibrate", str(file))
+    assert code == 1
+    assert "name the --batch that judged them" in said(err)
 
 
 def test_a_batch_goes_by_filter_goes_on_and_is_calibrated(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchard._cli.judge_rubrics import complete_rubric
 from orchard._cli.output import Json, client, print_json, show, table, waiting
 from orchard._cli.trajectory_filters import TrajectoryId, complete_trajectory, with_filters
 
@@ -25,7 +26,9 @@ Kind = Annotated[
 Judges = Annotated[
     list[str] | None, typer.Option("--judge", "-j", help="Ask this judge. Default: the first. Can be repeated.")
 ]
-RubricOption = Annotated[str, typer.Option("--rubric", help="With rubric: its name, or NAME@VERSION.")]
+RubricOption = Annotated[
+    str, typer.Option("--rubric", help="With rubric: its name, or NAME@VERSION.", autocompletion=complete_rubric)
+]
 Votes = Annotated[int, typer.Option("--votes", min=1, max=16, help="Votes of each judge.")]
 Instruction = Annotated[
     str | None, typer.Option("--instruction", help="What was to be done. Default: the first message of the user.")
@@ -61,6 +64,7 @@ def run(  # noqa: PLR0917 (options of the command line)
     json: Json = False,
 ) -> None:
     """Judge a trajectory. Ends with exit code 1 where there is no verdict because the judge failed."""
+    _check(kind, rubric, name, keep=keep)
     given = _given(judges, rubric, votes, instruction, fresh) | {"cost_usd": max_usd, "tokens": max_tokens}
     with client() as api:
         with waiting("the judge reads", quiet=json):
@@ -86,7 +90,16 @@ def compare(  # noqa: PLR0917 (options of the command line)
     import dataclasses
 
     given = _given(judges, "", votes, instruction, fresh) | {"cost_usd": max_usd, "tokens": max_tokens}
+    if first == second:
+        raise typer.BadParameter("an attempt is compared with another one, not with itself", param_hint="SECOND")
     with client() as api, waiting("the judge reads", quiet=json):
+        tasks = [api.trajectories.get(one).task for one in (first, second)]
+        if instruction is None and len({(task.dataset, task.instance_id) for task in tasks}) > 1:
+            names = " and ".join(f"{task.instance_id!r} of {task.dataset!r}" for task in tasks)
+            raise typer.BadParameter(
+                f"these are attempts at two tasks, {names}; give what both were to do as --instruction",
+                param_hint="SECOND",
+            )
         other = api.judge.of_trajectory(second, "pairwise")
         asked = api.judge.of_trajectory(first, "pairwise", **given)
         verdict = api.judge.run(dataclasses.replace(asked, other_steps=other.steps))
@@ -125,11 +138,18 @@ def batch(  # noqa: PLR0917 (options of the command line)
         filters["trajectory_ids"] = ids
     if not filters and not everything:
         raise typer.BadParameter("name trajectories, or give a filter or --all", param_hint="TRAJECTORY")
+    _check(kind, rubric, name, keep=keep)
     batch_id = batch_id or f"batch-{secrets.token_hex(4)}"
     print(f"batch {batch_id}", file=sys.stderr)  # noqa: T201
     given = _given(judges, rubric, votes, instruction, fresh)
-    work = _batch(batch_id, filters, kind, given, _Told(name if keep else None, json=json), max_tokens, max_usd)
-    progress = asyncio.run(work)
+    told = _Told(name if keep else None, json=json)
+    work = _batch(batch_id, filters, kind, given, told, max_tokens, max_usd)
+    try:
+        progress = asyncio.run(work)
+    except BaseException as error:
+        if told.count or isinstance(error, KeyboardInterrupt):
+            print(f"\nbroken off: the same command with --batch {batch_id} goes on", file=sys.stderr)  # noqa: T201
+        raise
     if json:
         return
     rows = [
@@ -143,7 +163,21 @@ def batch(  # noqa: PLR0917 (options of the command line)
     show(table(("VERDICTS", ""), rows))
     typer.echo(_cost(progress.usage))
     if progress.budget_exhausted:
-        typer.echo(f"the budget is spent: go on with --batch {batch_id} and a larger one")
+        typer.echo(f"the budget has no room for the next call: go on with --batch {batch_id} and a larger one")
+
+
+def _check(kind: str, rubric: str, name: str, *, keep: bool) -> None:
+    """Refuse options that do not fit each other."""
+    if kind == "pairwise":
+        raise typer.BadParameter("two attempts are compared by `orchard judge compare`", param_hint="--kind")
+    if kind == "rubric" and not rubric:
+        raise typer.BadParameter(
+            "name the rubric to judge by; `orchard judge rubrics list` shows which there are", param_hint="--rubric"
+        )
+    if rubric and kind != "rubric":
+        raise typer.BadParameter(f"goes with --kind rubric, not with {kind}", param_hint="--rubric")
+    if name and not keep:
+        raise typer.BadParameter("names the reward that --keep adds: give --keep too", param_hint="--name")
 
 
 def _given(
@@ -194,6 +228,12 @@ async def _batch(  # noqa: PLR0917
 
     async with AsyncSandboxClient() as api:
         ids = [info.trajectory_id async for info in api.trajectories.list(ascending=True, **filters)]
+        found = frozenset(ids)
+        for named in filters.get("trajectory_ids", ()):
+            if named not in found:
+                await api.trajectories.get(named)  # raises where there is none; else a filter leaves it out
+        if not ids:
+            print("no trajectory matches", file=sys.stderr)  # noqa: T201
 
         async def items() -> AsyncIterator[tuple[str, Judgement]]:
             for trajectory_id in ids:

@@ -56,6 +56,7 @@ def calibrate(
     """
     from orchard.rewards.agreement import confusion, reliability
 
+    _check_plot(plot)
     given = _labels(labels)
     with client() as api:
         verdicts = _verdicts(api, given, batch_id)
@@ -93,6 +94,7 @@ def drift(
     """
     from orchard.rewards.agreement import drift as compare
 
+    _check_plot(plot)
     with client() as api:
         old, new = ({item.item_id: item.verdict for item in api.judge.items(name)} for name in (before, after))
     if not old.keys() & new.keys():
@@ -195,6 +197,12 @@ def _change_rows(changes: Sequence[float]) -> list[tuple[str, ...]]:
     ]
 
 
+def _check_plot(file: Path | None) -> None:
+    """Refuse a place where no plot can be written before anything is asked."""
+    if file is not None and not file.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {str(file.parent)!r}", param_hint="--plot")
+
+
 def _plot(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], file: Path | None, *, json: bool) -> None:
     """Show bars for people, and write them where they are asked for."""
     from rich.console import Console
@@ -217,22 +225,30 @@ def _labels(path: Path) -> dict[str, dict[str, bool]]:
     """
     found: dict[str, dict[str, bool]] = {}
     header = ["id", _VALUE]
-    with path.open(newline="", encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            if not found and line.lower().startswith("id,"):
-                header = [name.strip() for name in next(csv.reader([line]))]
-                header[0] = "id"
-                continue
-            label = _label(line, header)
-            if label is None:
-                raise typer.BadParameter(
-                    f"line {number} of {path} is neither {','.join(header).upper()} nor a JSON object of them, "
-                    "with yes or no",
-                    param_hint="LABELS",
-                )
-            found[label[0]] = label[1]
+    try:
+        # With or without the mark that spreadsheets write first.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{path} is no text in UTF-8: byte {error.start}", param_hint="LABELS") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if not found and line.lower().startswith("id,"):
+            header = [name.strip() for name in next(csv.reader([line]))]
+            header[0] = "id"
+            continue
+        label = _label(line, header)
+        if label is None:
+            raise typer.BadParameter(
+                f"line {number} of {path} is neither {','.join(header).upper()} nor a JSON object of them, "
+                "with yes or no",
+                param_hint="LABELS",
+            )
+        if label[0] in found:
+            raise typer.BadParameter(f"line {number} of {path} labels {label[0]!r} again", param_hint="LABELS")
+        found[label[0]] = label[1]
+    if not found:
+        raise typer.BadParameter(f"{path} has no label", param_hint="LABELS")
     return found
 
 

@@ -22,6 +22,7 @@ from orchard._cli import (
     groups,
     judge,
     judge_quality,
+    judge_rubrics,
     plugins,
     ports,
     tenants,
@@ -110,6 +111,7 @@ app.add_typer(trajectory_files.trajectories, name="trajectories")
 app.add_typer(groups.groups, name="groups")
 judge.judge.command("calibrate")(judge_quality.calibrate)
 judge.judge.command("drift")(judge_quality.drift)
+judge.judge.add_typer(judge_rubrics.rubrics, name="rubrics")
 app.add_typer(judge.judge, name="judge")
 app.command()(admin.version)
 

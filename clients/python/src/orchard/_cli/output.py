@@ -54,6 +54,8 @@ def describe(error: BaseException) -> str:
     """One sentence on an error."""
     from orchard._client import errors
 
+    if isinstance(error, OSError) and not isinstance(error, errors.OrchardError) and error.filename and error.strerror:
+        return f"{str(error.filename)!r}: {error.strerror[:1].lower()}{error.strerror[1:]}"
     if not isinstance(error, errors.OrchardError):
         return str(error)
     text = error.message
@@ -67,9 +69,16 @@ def describe(error: BaseException) -> str:
         errors.TrajectoryNotFound: "`orchard trajectories list` shows which there are",
     }
     fix = next((fix for kind, fix in fixes.items() if isinstance(error, kind)), "")
-    if error.reason == "GROUP_NOT_FOUND":
-        fix = "`orchard groups list` shows which there are"
+    fix = fix or _FIXES.get(error.reason, "")
     return f"{text}; {fix}" if fix else text
+
+
+_FIXES: Mapping[str, str] = {
+    "GROUP_NOT_FOUND": "`orchard groups list` shows which there are",
+    "RUBRIC_NOT_FOUND": "`orchard judge rubrics list` shows which there are",
+    "VERDICT_NOT_FOUND": "ids of verdicts begin with vd-; of trajectories, name the --batch that judged them",
+}
+"""By reason, of errors that have no class of their own."""
 
 
 def to_json(value: Any) -> Any:

@@ -1,8 +1,8 @@
 """Long trajectories are cut by the kind of their parts before they are judged, and what was cut is said.
 
 Sources: the lengths of task, reasoning, command, observation, patch and gold patch are the released trainer's. Those of
-tests (as the gold patch), of the final response (as the task) and of all steps together are our own choice, and so are
-the words by which errors and test summaries are found.
+tests (as the gold patch), of the final response (as the task), of all calls of a step and of all steps together are our
+own choice, and so are the words by which errors and test summaries are found.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ _SUMMARY_CHARACTERS: Final = 300
 _LINE_CHARACTERS: Final = 200
 STEPS_CHARACTERS: Final = 240_000
 """Of all steps of an attempt together."""
+CALLS_CHARACTERS: Final = 24_000
+"""Of all calls of a step together."""
 _MARK: Final = "[... {} characters left out ...]"
 
 _ERROR: Final = re.compile(

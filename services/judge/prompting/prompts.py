@@ -6,10 +6,10 @@ import base64
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from services.judge.model import Cut, Image, Kind, Question, Role, Step, actions_of
-from services.judge.prompting.cutting import STEPS_CHARACTERS, Cutter, middle_out
+from services.judge.prompting.cutting import CALLS_CHARACTERS, LIMITS, STEPS_CHARACTERS, Cutter, middle_out
 from services.judge.prompting.fences import LINE_MARK, draw_word, fenced, neutralised
 from services.judge.prompting.schemas import CHOICES, answer_schema, verdict_key
 
@@ -45,6 +45,7 @@ Answer with one JSON object and nothing else, with these keys in this order:
 "{key}": {shape}"""
 
 _INDENT: Final = "    "
+_NAME_CHARACTERS: Final = 100
 
 _SHAPES: Final = {
     Kind.VALUE_CURVE: 'a list of {"state": integer, "value": number} by growing state, each state at most once.',
@@ -203,35 +204,47 @@ def _screenshots(writer: _Writer, question: Question) -> tuple[ShownImage, ...]:
     return tuple(_encoded(question.images[sha256]) for _index, sha256 in shown)
 
 
+class _Block(NamedTuple):
+    """A step as it would be shown, and what was cut of it."""
+
+    step: Step
+    lines: list[str]
+    cuts: list[Cut]
+
+
+def _block(step: Step, lines_of: Callable[[Cutter, Step], list[str]]) -> _Block:
+    cutter = Cutter()
+    return _Block(step, lines_of(cutter, step), cutter.cuts)
+
+
 def _actions_alone(writer: _Writer, steps: tuple[Step, ...]) -> None:
     """The history of actions, thoughts and observations removed."""
-    written = [(step, [_call(writer.cutter, step, number) for number in range(len(step.calls))]) for step in steps]
-    _write(writer, "history of actions", [(step, lines) for step, lines in written if lines and step.is_action])
+    _write(writer, "history of actions", [_block(step, _calls) for step in steps if step.calls and step.is_action])
 
 
 def _attempt(writer: _Writer, name: str, steps: tuple[Step, ...], *, states: bool) -> None:
     numbers = {step.index: number for number, step in enumerate(actions_of(steps))} if states else {}
-    _write(writer, name, [(step, _lines(writer.cutter, step)) for step in steps], numbers)
+    _write(writer, name, [_block(step, _lines) for step in steps], numbers)
     if states:
         writer.add(f"The states are 0 to {len(numbers)}.")
 
 
-def _write(
-    writer: _Writer, name: str, written: list[tuple[Step, list[str]]], states: dict[int, int] | None = None
-) -> None:
+def _write(writer: _Writer, name: str, blocks: list[_Block], states: dict[int, int] | None = None) -> None:
     """Steps with their indices; where they are too many, those in the middle are left out."""
-    blocks = []
-    for step, lines in written:
+    texts = []
+    for step, lines, _cuts in blocks:
         state = f", action {states[step.index]}" if states and step.index in states else ""
-        blocks.append("\n".join([f"[step {step.index}, {step.role.name.lower()}{state}]", *lines]))
-    first, last = middle_out([len(block) for block in blocks], STEPS_CHARACTERS) if blocks else (0, 0)
-    kept = list(range(first)) + list(range(len(blocks) - last, len(blocks)))
-    if len(kept) < len(blocks):
-        writer.cutter.note("steps", len(blocks), len(kept))
-        blocks.insert(first, f"[{len(blocks) - len(kept)} steps left out]")
-        kept = [*range(first + 1), *range(len(blocks) - last, len(blocks))]
-    writer.steps.update(step.index for step, _lines_ in written[:first] + written[len(written) - last :])
-    body = "\n\n".join(blocks[position] for position in kept)
+        texts.append("\n".join([f"[step {step.index}, {step.role.name.lower()}{state}]", *lines]))
+    first, last = middle_out([len(text) for text in texts], STEPS_CHARACTERS) if texts else (0, 0)
+    behind = len(blocks) - last
+    for block in blocks[:first] + blocks[behind:]:
+        writer.steps.add(block.step.index)
+        writer.cutter.cuts += block.cuts
+    left_out = []
+    if first < behind:
+        writer.cutter.note("steps", len(blocks), first + last)
+        left_out = [f"[{behind - first} steps left out]"]
+    body = "\n\n".join([*texts[:first], *left_out, *texts[behind:]])
     writer.add(fenced(name, body or "(nothing)", writer.word))
 
 
@@ -243,15 +256,31 @@ def _lines(cutter: Cutter, step: Step) -> list[str]:
         part = {Role.TOOL: "observation", Role.ASSISTANT: "reasoning"}.get(step.role, "task")
         label = "said" if step.role is not Role.TOOL else "error" if step.is_error else "observation"
         lines.append(_labelled(label, cutter.cut(part, step.text, step.index)))
-    lines += [_call(cutter, step, number) for number in range(len(step.calls))]
+    lines += _calls(cutter, step)
     if step.images:
         lines.append(f"({len(step.images)} images, not shown here)")
     return lines
 
 
+def _calls(cutter: Cutter, step: Step) -> list[str]:
+    """The calls of a step; where they are too many, those in the middle are left out: a step is shown always."""
+    # What is left out is not worth the work on it.
+    lengths = [
+        min(len(call.name), _NAME_CHARACTERS) + min(len(call.arguments), LIMITS["command"]) for call in step.calls
+    ]
+    first, last = middle_out(lengths, CALLS_CHARACTERS) if lengths else (0, 0)
+    behind = len(lengths) - last
+    lines = [_call(cutter, step, number) for number in (*range(first), *range(behind, len(lengths)))]
+    if first < behind:
+        cutter.note("calls", len(lengths), first + last, step.index)
+        lines.insert(first, f"({behind - first} actions left out)")
+    return lines
+
+
 def _call(cutter: Cutter, step: Step, number: int) -> str:
     call = step.calls[number]
-    return _labelled("action", f"{neutralised(call.name)[:100]} {cutter.cut('command', call.arguments, step.index)}")
+    name = neutralised(call.name[:_NAME_CHARACTERS])[:_NAME_CHARACTERS]
+    return _labelled("action", f"{name} {cutter.cut('command', call.arguments, step.index)}")
 
 
 def _labelled(label: str, text: str) -> str:

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.judge.model import Cut, Kind, Role, Step, ToolCall
-from services.judge.prompting.cutting import ERROR_CHARACTERS, LIMITS, STEPS_CHARACTERS, Cutter, middle_out
+from services.judge.prompting.cutting import (
+    CALLS_CHARACTERS,
+    ERROR_CHARACTERS,
+    LIMITS,
+    STEPS_CHARACTERS,
+    Cutter,
+    middle_out,
+)
 from services.judge.prompting.fences import draw_word, fenced, neutralised
 from services.judge.prompting.prompts import Prompt, build_prompt
 from tests.unit.judge.questions import STEPS, prompted, question
@@ -230,6 +237,27 @@ def test_too_many_steps_lose_their_middle_and_evidence_may_not_name_it() -> None
     assert 500 not in prompt.steps
     assert f"[{1000 - cut.kept} steps left out]" in prompt.text
     assert len(prompt.text) < STEPS_CHARACTERS * 1.1
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_step_with_too_many_calls_loses_those_in_the_middle(kind: Kind) -> None:
+    """No agent makes a prompt that no judge takes, and with it itself one that nobody judges."""
+    calls = tuple(ToolCall(f"tool-{number}", "x" * 1000) for number in range(5000))
+    steps = (Step(0, Role.USER, "Do it."), Step(1, Role.ASSISTANT, "I do.", calls=calls), Step(2, Role.TOOL, "out"))
+    _asked, prompt = prompted(kind, steps=steps)
+    assert len(prompt.text) < CALLS_CHARACTERS * 1.5
+    cut = next(cut for cut in prompt.cuts if cut.part == "calls")
+    assert (cut.step_index, cut.original) == (1, 5000)
+    assert prompt.text.count("action: tool-") == cut.kept
+    assert f"({5000 - cut.kept} actions left out)" in prompt.text
+    assert all(f"action: tool-{number} " in prompt.text for number in (0, 4999))
+    assert len(prompt.cuts) == cut.kept + 1
+
+
+def test_nothing_is_told_of_texts_whose_step_is_left_out() -> None:
+    steps = tuple(Step(index, Role.TOOL, "x" * 5000) for index in range(1000))
+    _asked, prompt = prompted(steps=steps)
+    assert {cut.step_index for cut in prompt.cuts if cut.part == "observation"} == prompt.steps
 
 
 def test_the_hash_is_of_what_was_given_and_not_of_what_was_shown() -> None:

@@ -625,11 +625,11 @@ class Cut(_message.Message):
     ORIGINAL_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
     part: _builtins.str
-    """What: "task", "reasoning", "command", "observation", "patch", "gold_patch", "tests", "steps", "screenshots"."""
+    """What: "task", "reasoning", "command", "observation", "patch", "gold_patch", "tests", "final_response", "calls", "steps", "screenshots"."""
     step_index: _builtins.int
     """Its step; -1 where it is of no step."""
     original: _builtins.int
-    """Characters, or steps or screenshots, that there were."""
+    """Characters, or calls, steps or screenshots, that there were."""
     kept: _builtins.int
     """Those that were shown."""
     def __init__(

@@ -11,6 +11,8 @@ from tests.support.platform import ROOT, running_platform
 
 PROGRAM = """
 import orchard
+from orchard._client import execs
+execs.INLINE_WAIT_SECONDS = 60.0  # for a busy machine: the command's end comes with its first call
 with orchard.SandboxClient() as client, client.create(labels={"traced": "yes"}) as sandbox:
     assert sandbox.exec("echo hello; exit 3").exit_code == 3
 """

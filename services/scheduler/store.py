@@ -276,20 +276,16 @@ class LeaseStore:
     async def page(self, tenant: str, before: tuple[int, str] | None, count: int) -> list[tuple[int, str]]:
         """Create times and ids of a tenant's records after the position `before`, newest first."""
         key = f"orchard:index:{tenant}"
-        found: list[tuple[int, str]] = []
-        skip = 0
-        async with _translated():
-            while len(found) < count:
-                top: int | str = before[0] if before else "+inf"
-                rows: list[tuple[bytes, float]] = await self._redis.zrevrangebyscore(  # type: ignore[assignment]
-                    key, top, "-inf", start=skip, num=count, withscores=True
-                )
-                skip += len(rows)
-                entries = [(int(score), raw.decode()) for raw, score in rows]
-                found += [entry for entry in entries if before is None or entry < before]
-                if len(rows) < count:
-                    break
-        return found[:count]
+        # As of one moment: what goes between two fetches would move what comes after it out of sight.
+        async with _translated(), self._redis.pipeline(transaction=True) as pipeline:
+            if before is None:
+                pipeline.zrevrangebyscore(key, "+inf", "-inf", start=0, num=count, withscores=True)
+            else:
+                pipeline.zrevrangebyscore(key, before[0], before[0], withscores=True)
+                pipeline.zrevrangebyscore(key, f"({before[0]}", "-inf", start=0, num=count, withscores=True)
+            parts: list[list[tuple[bytes, float]]] = await pipeline.execute()
+        entries = [(int(score), raw.decode()) for part in parts for raw, score in part]
+        return [entry for entry in entries if before is None or entry < before][:count]
 
     async def living(self) -> list[Name]:
         """The names of every record that is not terminal."""

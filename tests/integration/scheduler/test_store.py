@@ -352,6 +352,23 @@ class TestRest:
         assert sorted(found) == [f"a{number:02}" for number in range(25)]
         assert len(found) == 25
 
+    async def test_a_page_leaves_out_nothing_because_something_goes_while_it_is_read(
+        self, store: LeaseStore, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        index = "orchard:index:t"
+        await valkey.zadd(index, {"n2": 2000, "n1": 2000, **{f"o{number}": 1000 for number in range(9)}})
+        own = store._redis
+        real = own.zrevrangebyscore
+
+        async def and_then_one_goes(*arguments, **options):
+            rows = await real(*arguments, **options)
+            await valkey.zrem(index, "n2")
+            return rows
+
+        monkeypatch.setattr(own, "zrevrangebyscore", and_then_one_goes)
+        assert await store.page("t", (2000, "n1"), 3) == [(1000, "o8"), (1000, "o7"), (1000, "o6")]
+        assert await store.page("t", (1000, "o6"), 9) == [(1000, f"o{number}") for number in range(5, -1, -1)]
+
     async def test_one_reconciler_at_a_time(self, store: LeaseStore) -> None:
         assert await store.elect("me", 600_000)
         assert not await store.elect("you", 600_000)

@@ -74,8 +74,9 @@ class Breaker:
     def failed(self, now: float) -> None:
         """It did not."""
         self._failures += 1
-        self._probing = False
-        if self.is_open:
+        probed, self._probing = self._probing, False
+        # Calls that were under way when it opened tell nothing new: only a probe makes the rest longer.
+        if probed or self._failures == self.THRESHOLD:
             self._closed_until = now + self._rest
             self._rest = min(self._rest * 2, self.MOST_SECONDS)
 

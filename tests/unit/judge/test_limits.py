@@ -96,6 +96,19 @@ def test_a_probe_that_came_to_no_end_lets_another_one_through() -> None:
     assert breaker.wait_seconds(now) == 0
 
 
+def test_calls_that_fail_together_make_one_rest() -> None:
+    """A hundred are under way as the endpoint goes away for a moment."""
+    breaker, now = Breaker(), 100.0
+    for number in range(100):
+        breaker.failed(now + number / 1000)
+    opened = now + (Breaker.THRESHOLD - 1) / 1000
+    assert breaker.wait_seconds(opened) == pytest.approx(Breaker.FIRST_SECONDS, abs=1e-9)
+    probe = opened + Breaker.FIRST_SECONDS
+    assert breaker.wait_seconds(probe) == 0
+    breaker.failed(probe)
+    assert breaker.wait_seconds(probe) == pytest.approx(2 * Breaker.FIRST_SECONDS, abs=1e-9)
+
+
 async def test_a_call_waits_for_what_others_may_leave() -> None:
     meter, order = Meter(Amount(tokens=100)), []
 

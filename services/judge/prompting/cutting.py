@@ -70,7 +70,7 @@ def middle_out(sizes: Sequence[int], limit: int) -> tuple[int, int]:
 
     A fifth of the room is for the beginning. The first and the last piece are kept always.
     """
-    if sum(sizes) <= limit:
+    if sum(sizes) <= limit or len(sizes) == 1:
         return len(sizes), 0
     first, room = 1, limit // 5 - sizes[0]
     while first < len(sizes) - 1 and sizes[first] <= room:

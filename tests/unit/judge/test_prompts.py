@@ -221,7 +221,14 @@ def test_many_errors_take_at_most_their_share() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "limit", "kept"),
-    [([1, 2, 3], 6, (3, 0)), ([1] * 10, 5, (1, 4)), ([1] * 100, 50, (10, 40)), ([9, 9, 9], 1, (1, 1))],
+    [
+        ([1, 2, 3], 6, (3, 0)),
+        ([1] * 10, 5, (1, 4)),
+        ([1] * 100, 50, (10, 40)),
+        ([9, 9, 9], 1, (1, 1)),
+        ([9, 9], 1, (1, 1)),
+        ([9], 1, (1, 0)),
+    ],
 )
 def test_the_middle_is_left_out(sizes: list[int], limit: int, kept: tuple[int, int]) -> None:
     assert middle_out(sizes, limit) == kept

@@ -7,11 +7,13 @@ import os
 import queue
 import sys
 import threading
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, Literal, TextIO
 
 _QUEUE_LIMIT: Final = 10_000
 _CLOSE_SECONDS: Final = 2.0
+_CLOSE_PARTS: Final = 20
 _COLOURS: Final = (36, 33, 32, 35, 34, 96, 93, 95)
 _RED: Final = 31
 _BOLD: Final = 1
@@ -73,24 +75,33 @@ class Output:
         if self._queue.qsize() >= _QUEUE_LIMIT:
             self._dropped += 1
             return
+        self._tell_dropped()
+        self._queue.put(text)
+
+    def _tell_dropped(self) -> None:
         if self._dropped:
             dropped, self._dropped = self._dropped, 0
             self._queue.put(f"... {dropped} lines were dropped: the output was not read")
-        self._queue.put(text)
 
     def _write(self) -> None:
         while (text := self._queue.get()) is not None:
-            try:
-                self._stream.write(text + "\n")
-                if self._queue.empty():
-                    self._stream.flush()
-            except (OSError, ValueError):
-                continue  # the reader is gone; the platform goes on
+            self._print(text + "\n")
+        self._print("")
+
+    def _print(self, text: str) -> None:
+        # The reader may be gone; the platform goes on.
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+            if self._queue.empty():
+                self._stream.flush()
 
     def close(self) -> None:
         """Write what is queued, for two seconds at most."""
+        self._tell_dropped()
         self._queue.put(None)
-        self._thread.join(_CLOSE_SECONDS)
+        # In small parts: while the whole process stands still, the time of one of them passes at most.
+        for _ in range(_CLOSE_PARTS):
+            self._thread.join(_CLOSE_SECONDS / _CLOSE_PARTS)
 
 
 def _wants_colour(stream: TextIO) -> bool:

@@ -87,6 +87,37 @@ def test_a_reader_that_stalls_stalls_nobody() -> None:
     assert lines[-1] == "node      | last"
 
 
+def test_all_of_it_is_out_once_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.local.supervisor.output._QUEUE_LIMIT", 2)
+    writing, reading = threading.Event(), threading.Event()
+
+    class Buffered(io.StringIO):
+        out = ""
+
+        def write(self, text: str) -> int:
+            writing.set()
+            reading.wait(110)
+            return super().write(text)
+
+        def flush(self) -> None:
+            self.out = self.getvalue()
+
+    stream = Buffered()
+    output = Output(stream)
+    output.line("node", "0")
+    writing.wait(110)
+    for number in range(1, 9):
+        output.line("node", str(number))
+    closing = threading.Thread(target=output.close)
+    closing.start()
+    while output._queue.qsize() < 4:
+        threading.Event().wait(0.001)
+    reading.set()
+    closing.join()
+    told = "... 6 lines were dropped: the output was not read"
+    assert stream.out.splitlines() == [*(f"node      | {number}" for number in range(3)), told]
+
+
 def test_a_closed_stream_is_survived() -> None:
     stream = io.StringIO()
     output = Output(stream)

@@ -97,6 +97,7 @@ async def test_a_long_outage_ends_as_unavailable(
         with pytest.raises(orchard.SandboxUnavailable) as caught:
             await asyncio.wait_for(sandbox.stat("/"), 110)
         assert caught.value.attempts > 1
+        assert caught.value.message.startswith(f"Orchard at {proxy.endpoint} answers no more (")
 
 
 async def test_calls_go_by_connections_that_work(

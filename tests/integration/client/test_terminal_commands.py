@@ -242,4 +242,7 @@ def test_what_cannot_be_meant_is_refused(platform: PlatformProcess, sandbox: San
         refused = piped(platform, *arguments, data=b"")
         assert refused.returncode == 2
         assert b"no terminal here" in refused.stderr
+        # A shell has no options of the kind.
+        assert (b"--tty" in refused.stderr) is (arguments[0] == "exec")
+        assert b"-i" in refused.stderr
     assert piped(platform, "exec", "-t", "--json", sandbox.sandbox_id, "true", data=b"").returncode == 2

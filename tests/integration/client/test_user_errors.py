@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from orchard import Sandbox
+from orchard import Sandbox, SandboxClient
 
 from tests.integration.client.test_command_line import Cli
 from tests.support.platform import PlatformProcess
@@ -28,3 +28,11 @@ def test_a_local_file_that_is_missing_is_named(cli: Cli, sandbox: Sandbox, tmp_p
     code, out, err = cli("cp", str(tmp_path / "none"), f"{sandbox.sandbox_id}:/tmp/u2")
     assert (code, out) == (2, b"")
     assert f"SOURCE: there is no file {str(tmp_path / 'none')!r} here" in " ".join(err.decode().split())
+
+
+def test_waiting_for_one_that_has_ended_says_so(cli: Cli, client: SandboxClient) -> None:
+    with client.create() as ended:
+        pass
+    code, out, err = cli("wait", ended.sandbox_id)
+    assert (code, out) == (1, b"")
+    assert f"sandbox {ended.sandbox_id} has ended: REQUESTED" in err.decode()

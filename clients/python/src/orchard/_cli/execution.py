@@ -94,7 +94,13 @@ def shell_command(
     connection that is lost is made anew, and nothing is lost with it. Enter ~ . leaves and lets it run on; --attach
     goes on with it. Enter ~ ~ types a ~. Its exit code is passed on.
     """
-    _check_terminal(True)
+    if not _has_terminal():
+        typer.echo(
+            f"orchard: a shell needs a terminal, and standard input and output are no terminal here; to pipe, "
+            f"`orchard exec -i {sandbox} -- sh`",
+            err=True,
+        )
+        raise typer.Exit(2)
     if attach is not None and (env or workdir or user):
         raise typer.BadParameter("goes without --env, --workdir and --user: it runs already", param_hint="--attach")
     options = {"env": pairs("--env", env), "cwd": workdir, "user": user}
@@ -116,10 +122,14 @@ def _exit_codes() -> Iterator[None]:
         fail(error, code=PLATFORM_ERROR)
 
 
+def _has_terminal() -> bool:
+    return os.isatty(0) and os.isatty(1)
+
+
 def _check_terminal(tty: bool, *, json: bool = False, background: bool = False) -> None:
     if tty and (json or background):
         raise typer.BadParameter("goes neither with --json nor with --detach", param_hint="--tty")
-    if tty and not (os.isatty(0) and os.isatty(1)):
+    if tty and not _has_terminal():
         raise typer.BadParameter(
             "standard input and output are no terminal here; to pipe, give -i alone", param_hint="--tty"
         )

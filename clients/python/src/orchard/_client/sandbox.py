@@ -326,8 +326,10 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches, AsyncPorts):
 
 
 def _not_ready(info: SandboxInfo) -> errors.SandboxStartFailed:
+    ended = info.state in {SandboxState.DELETING, SandboxState.DELETED}
     return errors.SandboxStartFailed(
-        f"sandbox {info.sandbox_id} did not become ready: {info.message or info.reason or info.state}",
+        f"sandbox {info.sandbox_id} {'has ended' if ended else 'did not become ready'}: "
+        f"{info.message or info.reason or info.state}",
         reason=info.reason,
         metadata={"sandbox_id": info.sandbox_id, "state": str(info.state)},
     )

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from orchard._client.dialogue import Dialogue
@@ -167,10 +168,13 @@ class Transport:
             return
         if unreachable and self._reached and (wrong := await self._diagnose()) is not None:
             raise wrong from None
+        cause = _cause(failure.message)
+        if unreachable:
+            failure = replace(failure, message=f"Orchard at {self.profile.endpoint} answers no more ({cause})")
         typed = error_of(failure, sandbox_id=sandbox_id, attempts=retry.attempts)
         if not self._reached and failure.code == "UNAVAILABLE":
             raise Unavailable(
-                f"cannot reach Orchard at {self.profile.endpoint} ({_cause(failure.message)}); start it with "
+                f"cannot reach Orchard at {self.profile.endpoint} ({cause}); start it with "
                 f"`orchard up`, or check ORCHARD_ENDPOINT",
                 reason="UNREACHABLE",
                 attempts=retry.attempts,

@@ -153,8 +153,10 @@ def _namespaces(*kept: Path) -> Sequence[str]:
 async def _world(folder: Path, agent: str) -> AsyncIterator[None]:
     """A watcher that tells of one sandbox, and a scheduler."""
     world = World(folder)
-    version = await AgentProber().answers(agent, UID)
-    assert version is not None, "it answers today's watcher"
+    # It may have its socket, and not listen on it yet.
+    async with asyncio.timeout(BACKSTOP):
+        while (version := await AgentProber().answers(agent, UID)) is None:
+            await asyncio.sleep(0.05)
     assert version == "" or works(version)
     world.tell(SANDBOX, UID, State.READY, version=version, endpoint=agent)
     server = grpc.aio.server()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import orchard
@@ -116,3 +116,35 @@ async def test_only_items_without_a_verdict_are_sent_again() -> None:
             told.set()
     assert sent_again == ["b", "c"]
     assert found == ["a", "b", "c"]
+
+
+async def test_whoever_is_cancelled_while_a_batch_is_closed_is_cancelled() -> None:
+    """The iterator of its items takes its time to end."""
+    ending, went_on = asyncio.Event(), False
+
+    async def items() -> AsyncIterator[tuple[str, Judgement]]:
+        try:
+            yield "a", asked()
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await asyncio.Event().wait()
+
+    async def attempt(requests: Any) -> AsyncIterator[pb.JudgeBatchResponse]:
+        await anext(requests)
+        yield verdict("a")
+        async for _ in requests:
+            pass
+
+    async def use(client: orchard.AsyncSandboxClient) -> None:
+        nonlocal went_on
+        async with aclosing(client.judge.batch("b", items())) as batch:
+            await anext(batch)
+        went_on = True
+
+    async with client_of(Judges(attempt), retry_seconds=60) as client, asyncio.timeout(BACKSTOP):
+        using = asyncio.create_task(use(client))
+        await ending.wait()
+        using.cancel()
+        await asyncio.wait({using})
+    assert (using.cancelled(), went_on) == (True, False)

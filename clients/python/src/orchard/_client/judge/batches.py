@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Final
 
 from orchard._client.judge import convert, messages
@@ -115,8 +114,7 @@ class _Feed:
     async def close(self) -> None:
         """Read no more."""
         self._reader.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._reader
+        await asyncio.gather(self._reader, return_exceptions=True)
 
     async def _read(self, items: Items) -> None:
         try:

@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import partial
 from typing import Final
 
-from services.common.errors import NotFoundError, OrchardError
+from services.common.errors import NotFoundError, OrchardError, UnavailableError
 from services.judge.backends.limits import Amount, Ledger, Meter
 from services.judge.requests import Request
 from services.judge.service import Errand, Judging
@@ -187,6 +187,11 @@ class _Run:
                 task.add_done_callback(judging.discard)
             await asyncio.gather(*judging)
             self._done.put_nowait(None)
+        except asyncio.CancelledError:
+            # Where the stream is not over, something of ours was cancelled: it must not wait for ever.
+            message = "the batch was given up; begin it again"
+            self._done.put_nowait(UnavailableError(message, reason="CALL_INTERRUPTED"))
+            raise
         except Exception as error:  # noqa: BLE001 (raised where the stream is)
             self._done.put_nowait(error)
         finally:
@@ -199,6 +204,11 @@ class _Run:
             item = await self._batches.judge_item(
                 self._tenant, self._batch_id, given.item_id, given.request, self.meter
             )
+        except asyncio.CancelledError:
+            # As in _read: no item ends without a word.
+            message = f"the judgement of item {given.item_id!r} was given up; begin the batch again"
+            self._done.put_nowait(UnavailableError(message, reason="CALL_INTERRUPTED"))
+            raise
         except Exception as error:  # noqa: BLE001 (raised where the stream is)
             self._done.put_nowait(error)
         else:

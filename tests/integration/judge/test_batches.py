@@ -16,6 +16,7 @@ import pytest
 from orchard.judge.v1 import judge_service_pb2 as pb
 from orchard.trajectory.v1 import trajectory_pb2
 
+from services.common.errors import UnavailableError
 from services.common.peer_status import peer_status
 from services.judge.backends.limits import Amount
 from services.judge.backends.settings import JudgeSettings
@@ -68,6 +69,34 @@ async def test_a_batch_takes_in_no_more_than_it_judges(database: str, tmp_path: 
             assert taken - read <= AT_ONCE
             found = await asyncio.wait_for(anext(results), 110)
     assert (read, taken, dropped, len(server.requests)) == (count, count, count, count)
+
+
+@pytest.mark.parametrize("name", ["item two", "batch b"])
+async def test_what_is_given_up_ends_the_batch_with_an_error(
+    database: str, tmp_path: Path, server: JudgeServer, name: str
+) -> None:
+    """Whatever of ours gave it up: a batch that ends well has every verdict."""
+    settings = JudgeSettings(name="j", kind="openai", model="m", base_url=f"{server.url}/v1")
+    steps = (Step(0, Role.USER, "Do it."), Step(1, Role.ASSISTANT, "Done."))
+
+    async def given() -> AsyncIterator[Given]:
+        for item in ("one", "two"):
+            yield Given(item, Request(Kind.OUTCOME, Task(f"Do {item}."), (steps,), {}), lambda: None)
+
+    async def ended() -> list[Any]:
+        return [result async for result in batches.run(f"interrupted-{name[:4]}", "b", Amount(), given())]
+
+    server.behave("wait")
+    async with batches_of(database, tmp_path, settings) as batches:
+        running = asyncio.create_task(ended())
+        while len(server.requests) < 2:
+            server.arrived.clear()
+            await asyncio.wait_for(server.arrived.wait(), 110)
+        (given_up,) = (task for task in asyncio.all_tasks() if task.get_name() == name)
+        given_up.cancel()
+        server.go_on.set()
+        with pytest.raises(UnavailableError, match="given up"):
+            await asyncio.wait_for(running, 110)
 
 
 def whole(item_id: str, *, attempts: int = 1, **fields: Any) -> pb.WholeItem:

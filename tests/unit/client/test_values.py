@@ -150,6 +150,10 @@ def test_help_shows_every_option() -> None:
     for function in (orchard.Sandbox.exec, orchard.AsyncSandbox.exec, orchard.Sandbox.start):
         assert {"command", "timeout", "cwd", "merge_stderr"} <= set(inspect.signature(function).parameters)
     assert {"image", "memory", "secret_env"} <= set(inspect.signature(orchard.SandboxClient.create).parameters)
+    for function in (orchard.Sandbox.exec, orchard.SandboxClient.create, orchard.AsyncSandboxClient.create):
+        shown = str(inspect.signature(function))
+        assert "env: 'Mapping[str, str]' = ..." in shown
+        assert not any(word in shown for word in ("ForwardRef", "Ellipsis"))
 
 
 @pytest.mark.parametrize(

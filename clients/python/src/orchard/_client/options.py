@@ -139,6 +139,21 @@ class CreateOptions(TypedDict, total=False):
     """How its containers are run, one of what the operator offers. Clusters only."""
 
 
+class _NotGiven:
+    """Stands for an option's default, which the platform knows."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+_NOT_GIVEN: Final = _NotGiven()
+
+
+def _written(annotation: Any) -> Any:
+    """An annotation as it is written, which a TypedDict wraps."""
+    return getattr(annotation, "__forward_arg__", annotation)
+
+
 def with_options(options: type) -> Callable[[F], F]:
     """Show the keys of an options dictionary as keyword parameters in help() and notebooks."""
 
@@ -147,7 +162,7 @@ def with_options(options: type) -> Callable[[F], F]:
         parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         taken = {p.name for p in parameters}
         parameters += [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=..., annotation=annotation)
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_NOT_GIVEN, annotation=_written(annotation))
             for name, annotation in options.__annotations__.items()
             if name not in taken
         ]

@@ -27,6 +27,11 @@ _STATUSES = {
     "400": "400 Bad Request",
     "401": "401 Unauthorized",
 }
+_USAGES: dict[str, Any] = {
+    "no usage": None,
+    "odd usage": "many",
+    "huge usage": {"prompt_tokens": 10**30, "input_tokens": 10**30, "prompt_tokens_details": [1], "output_tokens": -1},
+}
 
 
 class JudgeServer:
@@ -94,7 +99,8 @@ class JudgeServer:
         elif behaviour == "html":
             payload = b"<html>maintenance</html>"
         else:
-            payload = json.dumps((_message if anthropic else _completion)(*_content(behaviour, body))).encode()
+            whole = (_message if anthropic else _completion)(*_content(behaviour, body))
+            payload = json.dumps(whole | ({"usage": _USAGES[behaviour]} if behaviour in _USAGES else {})).encode()
         head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\n{extra}"
         if behaviour == "truncated":
             writer.write(f"{head}content-length: {len(payload)}\r\n\r\n".encode() + payload[: len(payload) // 2])

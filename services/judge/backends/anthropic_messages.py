@@ -66,7 +66,7 @@ class AnthropicMessages:
 
 def _reply(message: Any, model: str) -> Reply:
     text = "".join(block["text"] for block in message["content"] if block["type"] == "text")
-    usage, reason = message.get("usage") or {}, message.get("stop_reason")
+    usage, reason = message.get("usage"), message.get("stop_reason")
     cached = count_of(usage, "cache_read_input_tokens")
     return Reply(
         text=text,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -12,6 +11,8 @@ from services.judge.prompting.prompts import Prompt
 
 MOST_DELAY_SECONDS: Final = 60.0
 """Between two tries of a call. Some servers ask for hours; whoever waits holds what others wait for."""
+_MOST_TOKENS: Final = 1 << 32
+"""That one call can have taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +89,13 @@ class Backend(Protocol):
         """Close connections."""
 
 
-def count_of(usage: Mapping[str, Any], name: str) -> int:
-    """A count of tokens; 0 where the server does not tell."""
-    value = usage.get(name)
-    return value if isinstance(value, int) and value >= 0 else 0
+def count_of(usage: Any, name: str) -> int:
+    """A count of tokens; 0 where the server does not tell, or tells what is none.
+
+    An answer that was paid for is not thrown away for the count beside it.
+    """
+    value = usage.get(name) if isinstance(usage, dict) else None
+    return value if isinstance(value, int) and 0 <= value <= _MOST_TOKENS else 0
 
 
 def error_of_connection(error: BaseException) -> CallError:

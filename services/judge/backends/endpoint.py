@@ -67,7 +67,7 @@ class Endpoint:
 
     def most(self, ask: Ask) -> Amount:
         """What a call may take: a guess of its prompt on the safe side, and the longest answer."""
-        prompt = ask.prompt.characters // _CHARACTERS_A_TOKEN + _TOKENS_AN_IMAGE * len(ask.prompt.images)
+        prompt = _prompt_tokens(ask)
         return Amount(prompt + ask.max_output_tokens, self.settings.cost_usd(prompt, ask.max_output_tokens, 0))
 
     def usage(self, reply: Reply | None) -> Usage:
@@ -118,7 +118,7 @@ class Endpoint:
         except (CallError, asyncio.CancelledError):
             await whole(keeper.failed())
             raise
-        reply = replace(reply, model=plain(reply.model), words=plain(reply.words))
+        reply = _told(ask, replace(reply, model=plain(reply.model), words=plain(reply.words)))
         used = self.usage(reply)
         for told in spend:
             told(Amount(used.tokens, used.cost_usd))
@@ -163,6 +163,17 @@ class Endpoint:
             raise
         self._breaker.succeeded()
         return reply
+
+
+def _prompt_tokens(ask: Ask) -> int:
+    return ask.prompt.characters // _CHARACTERS_A_TOKEN + _TOKENS_AN_IMAGE * len(ask.prompt.images)
+
+
+def _told(ask: Ask, reply: Reply) -> Reply:
+    """The reply with a guess of its tokens where its server does not tell: nothing else would ever end a budget."""
+    if reply.prompt_tokens or reply.completion_tokens:
+        return reply
+    return replace(reply, prompt_tokens=_prompt_tokens(ask), completion_tokens=len(reply.text) // _CHARACTERS_A_TOKEN)
 
 
 def make_endpoint(settings: JudgeSettings, stopping: asyncio.Event | None = None) -> Endpoint:

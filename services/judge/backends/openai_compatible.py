@@ -68,7 +68,8 @@ def _reply(completion: Any, model: str) -> Reply:
     text, refusal = message.get("content") or "", message.get("refusal") or ""
     if not isinstance(text, str) or not isinstance(refusal, str):
         raise TypeError("content")
-    usage = completion.get("usage") or {}
+    usage = completion.get("usage")
+    details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
     return Reply(
         text=text,
         finish=Finish.REFUSAL if refusal else _FINISHES.get(reason, Finish.OTHER),
@@ -76,5 +77,5 @@ def _reply(completion: Any, model: str) -> Reply:
         model=str(completion.get("model") or model)[:256],
         prompt_tokens=count_of(usage, "prompt_tokens"),
         completion_tokens=count_of(usage, "completion_tokens"),
-        cached_tokens=count_of(usage.get("prompt_tokens_details") or {}, "cached_tokens"),
+        cached_tokens=count_of(details, "cached_tokens"),
     )

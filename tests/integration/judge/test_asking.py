@@ -173,6 +173,22 @@ async def test_each_behaviour(server: JudgeServer, kind: str, behaviour: str, sc
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("behaviour", ["no usage", "odd usage", "huge usage"])
+async def test_an_answer_counts_whatever_its_server_says_of_tokens(
+    server: JudgeServer, kind: str, behaviour: str
+) -> None:
+    """Where that is nothing, a guess does: a budget must end."""
+    server.behave(behaviour)
+    meter, notes = Meter(Amount(tokens=10_000)), Notes()
+    votes = await ask(settings(server, kind, concurrency=1), question(), votes=16, meters=[meter], notes=notes)
+    assert {vote.reading.score for vote in votes} == {Scored(1), Excluded("BUDGET_EXHAUSTED")}
+    assert 5000 < meter.spent.tokens <= 10_000
+    kept = [kept.usage for kept, _text in notes.given]
+    assert sum(usage.tokens for usage in kept) == meter.spent.tokens
+    assert all(usage.prompt_tokens > usage.completion_tokens > 0 for usage in kept)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_refusal_has_the_words_of_the_server(server: JudgeServer, kind: str) -> None:
     server.behave("400")
     (vote,) = await ask(settings(server, kind), question())

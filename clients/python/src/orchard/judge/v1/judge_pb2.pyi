@@ -650,7 +650,7 @@ Global___Cut: _TypeAlias = Cut  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
-    """Usage is what calls took."""
+    """Usage is what calls took. Where a model server tells no tokens of an answer, they are guessed: one for 3 characters."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

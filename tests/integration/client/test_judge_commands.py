@@ -120,6 +120,10 @@ def test_a_batch_that_is_broken_off_says_how_to_go_on(cli: Cli, dataset: str) ->
     assert process.returncode == 1
     assert f"broken off: the same command with --batch {dataset} goes on" in said(process.stderr)
     assert len(cli("judge", "batch", *names, "--batch", dataset, "--json")[1].splitlines()) == 2
+    code, _out, err = cli("judge", "batch", *names, "--batch", dataset, "--votes", "2")
+    assert code == 1
+    assert "goes on with the options that it began with" in said(err)
+    assert "broken off" not in said(err)
 
 
 def test_rubrics_are_put_shown_and_listed(cli: Cli, dataset: str, tmp_path: Path) -> None:

@@ -147,7 +147,8 @@ def batch(  # noqa: PLR0917 (options of the command line)
     try:
         progress = asyncio.run(work)
     except BaseException as error:
-        if told.count or isinstance(error, KeyboardInterrupt):
+        goes_on = getattr(error, "reason", "") != "ITEM_EXISTS"
+        if goes_on and (told.count or isinstance(error, KeyboardInterrupt)):
             print(f"\nbroken off: the same command with --batch {batch_id} goes on", file=sys.stderr)  # noqa: T201
         raise
     if json:

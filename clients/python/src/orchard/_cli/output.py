@@ -74,6 +74,7 @@ def describe(error: BaseException) -> str:
 
 
 _FIXES: Mapping[str, str] = {
+    "ITEM_EXISTS": "a batch goes on with the options that it began with, --fresh too; others need another --batch",
     "GROUP_NOT_FOUND": "`orchard groups list` shows which there are",
     "RUBRIC_NOT_FOUND": "`orchard judge rubrics list` shows which there are",
     "VERDICT_NOT_FOUND": "ids of verdicts begin with vd-; of trajectories, name the --batch that judged them",

@@ -304,25 +304,6 @@ async def test_at_most_so_many_calls_at_once(server: JudgeServer) -> None:
     assert server.most_running == 3
 
 
-async def test_a_budget_stops_before_the_call_that_does_not_fit(server: JudgeServer) -> None:
-    """Each call takes 1,100 tokens; the room of a call is its prompt and 1,000 more."""
-    meter = Meter(Amount(tokens=5000))
-    votes = await ask(settings(server, concurrency=1), question(), votes=8, meters=[meter])
-    scored = [vote for vote in votes if vote.reading.score == Scored(1)]
-    assert {vote.reading.score for vote in votes} == {Scored(1), Excluded("BUDGET_EXHAUSTED")}
-    assert len(scored) == len(server.requests)
-    assert meter.spent.tokens == 1100 * len(scored) <= 5000
-    assert meter.exhausted
-
-
-async def test_a_budget_in_money(server: JudgeServer) -> None:
-    meter = Meter(Amount(cost_usd=0.02))
-    votes = await ask(settings(server), question(), votes=8, meters=[meter])
-    assert {vote.reading.score for vote in votes} == {Scored(1), Excluded("BUDGET_EXHAUSTED")}
-    assert meter.spent.cost_usd == pytest.approx(0.0026 * len(server.requests), abs=1e-12)
-    assert meter.spent.cost_usd <= 0.02
-
-
 async def test_an_endpoint_that_fails_is_left_alone(server: JudgeServer) -> None:
     """It rests after so many failures in a row, and one call at a time finds out whether it is well."""
     server.behave(*["500"] * Breaker.THRESHOLD, "good")

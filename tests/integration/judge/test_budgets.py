@@ -1,4 +1,4 @@
-"""A batch has one budget, however many streams spend it: at once, one after the other, and at several replicas."""
+"""Budgets: of a batch one, however many streams spend it, at once, one after the other, and at several replicas."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,16 +6,18 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import pytest
 from orchard.judge.v1 import judge_pb2
-from orchard.rewards.scores import Scored
+from orchard.rewards.scores import Excluded, Scored
 
-from services.judge.backends.limits import Amount
+from services.judge.backends.limits import Amount, Meter
 from services.judge.backends.settings import JudgeSettings
 from services.judge.batches import Batches, Given
 from services.judge.model import Kind, Role, Step, Task
 from services.judge.requests import Request
 from services.judge.store.verdicts import Batch
 from tests.integration.judge.conftest import Calls
+from tests.integration.judge.test_asking import ask, question, settings
 from tests.integration.judge.test_repeats import batches_of
 from tests.integration.judge.test_service import SCORED
 from tests.support.judge_server import JudgeServer
@@ -58,7 +60,7 @@ async def test_calls_under_way_of_a_stream_that_broke_count(calls: Calls, server
 
 async def test_a_replica_knows_what_another_has_spent(database: str, tmp_path: Path, server: JudgeServer) -> None:
     """Also where that was after its own stream had begun."""
-    settings = JudgeSettings(name="j", kind="openai", model="m", base_url=f"{server.url}/v1")
+    judge = JudgeSettings(name="j", kind="openai", model="m", base_url=f"{server.url}/v1")
 
     async def given(name: str) -> AsyncIterator[Given]:
         for number in range(4):
@@ -69,7 +71,7 @@ async def test_a_replica_knows_what_another_has_spent(database: str, tmp_path: P
     def begun(batches: Batches, name: str) -> Any:
         return aclosing(batches.run("replicas", "b", Amount(tokens=BUDGET), given(name)))
 
-    async with batches_of(database, tmp_path, settings) as one, batches_of(database, tmp_path, settings) as other:
+    async with batches_of(database, tmp_path, judge) as one, batches_of(database, tmp_path, judge) as other:
         async with begun(one, "one") as first, begun(other, "two") as second:
             assert (await anext(first)).usage.calls == (await anext(second)).usage.calls == 0
             found = [
@@ -85,3 +87,22 @@ async def test_a_replica_knows_what_another_has_spent(database: str, tmp_path: P
         assert isinstance(last, Batch)
         assert last.budget_exhausted
         assert last.usage.tokens == 1100 * len(server.requests) <= BUDGET
+
+
+async def test_a_budget_stops_before_the_call_that_does_not_fit(server: JudgeServer) -> None:
+    """Each call takes 1,100 tokens; the room of a call is its prompt and 1,000 more."""
+    meter = Meter(Amount(tokens=5000))
+    votes = await ask(settings(server, concurrency=1), question(), votes=8, meters=[meter])
+    scored = [vote for vote in votes if vote.reading.score == Scored(1)]
+    assert {vote.reading.score for vote in votes} == {Scored(1), Excluded("BUDGET_EXHAUSTED")}
+    assert len(scored) == len(server.requests)
+    assert meter.spent.tokens == 1100 * len(scored) <= 5000
+    assert meter.exhausted
+
+
+async def test_a_budget_in_money(server: JudgeServer) -> None:
+    meter = Meter(Amount(cost_usd=0.02))
+    votes = await ask(settings(server), question(), votes=8, meters=[meter])
+    assert {vote.reading.score for vote in votes} == {Scored(1), Excluded("BUDGET_EXHAUSTED")}
+    assert meter.spent.cost_usd == pytest.approx(0.0026 * len(server.requests), abs=1e-12)
+    assert meter.spent.cost_usd <= 0.02

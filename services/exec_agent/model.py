@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 
 STDOUT: Final = 1
 STDERR: Final = 2
+DEFAULT_RETAINED: Final = 64 << 20
+"""Bytes of a command's output that are kept."""
 
 
 class State(enum.IntEnum):

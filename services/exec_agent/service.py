@@ -31,16 +31,15 @@ from services.exec_agent.settings import AgentConfig
 from services.exec_agent.signals import SentSignals
 from services.exec_agent.spool import Spool
 from services.exec_agent.spools import SpoolStore
+from services.exec_agent.start_command import START_EXEC_ID, start_command
 from services.exec_agent.stdin import Stdin
 from services.exec_agent.terminal import set_size
 from services.exec_agent.waits import Waits
 
-START_EXEC_ID: Final = "start"
 KEPT_SECONDS: Final = 3600.0
 QUEUE_LIMIT: Final = 10_000
 RUNNING_LIMIT: Final = 4_000
 SANDBOX_SPOOL_LIMIT: Final = 1 << 30
-DEFAULT_RETAINED: Final = 64 << 20
 _SWEEP_SECONDS: Final = 30.0
 _SECRET_RETRY_SECONDS: Final = 0.2
 _GONE_SECONDS: Final = 30.0
@@ -380,17 +379,7 @@ class ExecService:
     def _run_start_command(self) -> None:
         if not self._config.start_argv or START_EXEC_ID in self._held or self._journal.ended(START_EXEC_ID):
             return
-        command = Command(
-            spec_hash="start",
-            argv=self._config.start_argv,
-            env={},
-            timeout=None,
-            queue_timeout=None,
-            concurrent=True,
-            retained_limit=DEFAULT_RETAINED,
-            kill_grace=5.0,
-        )
-        self.start(START_EXEC_ID, command)
+        self.start(START_EXEC_ID, start_command(self._config.start_argv))
 
 
 def _result(end: End, message: str) -> Result:

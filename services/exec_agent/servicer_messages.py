@@ -15,9 +15,8 @@ from services.common.interceptor import current_call
 from services.common.telemetry import AGENT_SPAN_KEY, TRACEPARENT, agent_span
 from services.common.validation import DAY_SECONDS, MEBIBYTE, Fields, seconds_of
 from services.exec_agent.execution import Execution
-from services.exec_agent.model import Chunk, Command, Gap, Tty
+from services.exec_agent.model import DEFAULT_RETAINED, Chunk, Command, Gap, Tty
 from services.exec_agent.reader import OutputReader
-from services.exec_agent.service import DEFAULT_RETAINED
 from services.exec_agent.stdin import Stdin
 
 _STDIN_LIMIT: Final = 512 << 10

@@ -12,7 +12,7 @@ from services.common.errors import InvalidArgumentError, Violation
 from services.common.validation import MEBIBYTE, Fields
 from services.exec_agent.addressee import fields_for
 from services.exec_agent.execution import Execution
-from services.exec_agent.service import START_EXEC_ID, ExecService
+from services.exec_agent.service import ExecService
 from services.exec_agent.servicer_attach import Attachment
 from services.exec_agent.servicer_messages import (
     Context,
@@ -23,6 +23,7 @@ from services.exec_agent.servicer_messages import (
     trace,
 )
 from services.exec_agent.settings import AgentConfig
+from services.exec_agent.start_command import START_EXEC_ID
 from services.exec_agent.stdin import Stdin
 
 

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from services.common import logs
 from services.common.grpc_core import keep_freed_memory
 from services.common.server import ListenError
-from services.common.settings import ServiceSettings, SettingsError
+from services.common.settings import REFUSED, ServiceSettings, SettingsError
 from services.common.tasks import TaskGroup
 from services.common.telemetry import Telemetry
 from services.common.tls import TlsError
@@ -43,14 +43,14 @@ def run_service(name: str, settings_type: type[S], app: App[S]) -> int:
             # What two settings get wrong together has no place of its own.
             variable = "".join("ORCHARD_" + str(part).upper() + ": " for part in problem["loc"])
             print(f"orchard {name}: {variable}{problem['msg']}", file=sys.stderr)  # noqa: T201
-        return 2
+        return REFUSED
     logs.configure(name, level=settings.log_level, json_format=settings.log_format == "json")
     keep_freed_memory()
     try:
         return uvloop.run(_run(name, settings, app))
     except (ListenError, TlsError, SettingsError) as error:
         _log.error(str(error))
-        return 2
+        return REFUSED
 
 
 async def _run(name: str, settings: S, app: App[S]) -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.common.tls import ClientTls, TlsFiles
+
+REFUSED: Final = 2
+"""The exit code of a service that cannot work with the settings that it was given."""
 
 
 class SettingsError(Exception):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from services.common.grpc_core import CORE_ENVIRONMENT
+from services.common.settings import REFUSED
 from services.local.migrate import SERVICES, migrations_of
 from services.local.stores.command import Command
 from services.local.stores.postgres import Postgres, account_of_servers
@@ -245,7 +246,7 @@ class Layout:
             await watch_health(address, report)
 
         stop = _NODE_STOP if service == "node" else _SERVICE_STOP
-        return UnitSpec(service, lambda: self.service_command(service), watch, stop)
+        return UnitSpec(service, lambda: self.service_command(service), watch, stop, refused=REFUSED)
 
     def valkey_unit(self, valkey: Valkey) -> UnitSpec:
         """The embedded Valkey."""

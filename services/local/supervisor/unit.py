@@ -34,6 +34,7 @@ class UnitSpec:
         watch: reports whether it serves, as long as the process lives; it is cancelled when the process ends.
         stop: signals to stop it with, in order, each with its patience.
         clear: removes what a dead one left, before it is started again.
+        refused: the exit code by which it says that what it was given will never do.
     """
 
     name: str
@@ -41,6 +42,7 @@ class UnitSpec:
     watch: Callable[[Child, Report], Awaitable[None]]
     stop: Sequence[StopStep]
     clear: Callable[[], Awaitable[None]] | None = None
+    refused: int | None = None
 
 
 def restart_delay(deaths: Sequence[float], now: float) -> float:
@@ -58,7 +60,7 @@ class Unit:
         self.name = spec.name
         self.ready = asyncio.Event()
         self.failing = asyncio.Event()
-        """Set as long as it dies again and again."""
+        """Set as long as it dies again and again, or refuses what it was given."""
         self.starts = 0
         self.child: Child | None = None
         self._spec = spec
@@ -84,6 +86,7 @@ class Unit:
         """Keep it running; returns after `stop`."""
         while not self._stopping.is_set():
             self.starts += 1
+            code = None
             try:
                 if self.starts > 1 and self._spec.clear is not None:
                     await self._spec.clear()
@@ -97,7 +100,8 @@ class Unit:
                 self._on_change()
                 if not self._stopping.is_set():
                     self._output.shout(f"{self.name} {_describe(code)}")
-            await self._pause()
+            # One that served before may find only for now what it refuses, such as a port that another has taken.
+            await self._pause(is_refusal=code is not None and code == self._spec.refused and not self._served)
 
     def _line(self, text: str) -> None:
         self._output.line(self.name, text)
@@ -139,17 +143,21 @@ class Unit:
                 self._output.say(f"{self.name} does not serve at the moment")
         self._on_change()
 
-    async def _pause(self) -> None:
+    async def _pause(self, *, is_refusal: bool) -> None:
         if self._stopping.is_set():
             return
         now = asyncio.get_running_loop().time()
         self._deaths.append(now)
         delay = restart_delay(self._deaths, now)
-        if delay >= _SLOW_DELAY_SECONDS:
+        what = ""
+        if is_refusal:
+            delay, what = _SLOW_DELAY_SECONDS, "cannot work with its settings"
+        elif delay >= _SLOW_DELAY_SECONDS:
+            what = f"ended {DEATHS} times within {DEATHS_SECONDS:.0f} s"
+        if what:
             self.failing.set()
             self._output.shout(
-                f"{self.name} ended {DEATHS} times within {DEATHS_SECONDS:.0f} s: its lines above say why. "
-                f"It is tried again every {_SLOW_DELAY_SECONDS:.0f} s"
+                f"{self.name} {what}: its lines above say why. It is tried again every {_SLOW_DELAY_SECONDS:.0f} s"
             )
         else:
             self.failing.clear()

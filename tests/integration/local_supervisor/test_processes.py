@@ -120,12 +120,13 @@ def test_orphans_are_collected_and_no_exit_code_is_stolen() -> None:
 class Supervised:
     """A unit with its task, its starts counted in a file."""
 
-    def __init__(self, children: Children, script: str) -> None:
+    def __init__(self, children: Children, script: str, *, serves: bool = True) -> None:
+        self._serves = serves
         self.stream = io.StringIO()
         self.output = Output(self.stream)
         self.changed = asyncio.Event()
         self.unit = Unit(
-            UnitSpec("thing", lambda: shell(script), self._watch, ((signal.SIGTERM, 10.0),)),
+            UnitSpec("thing", lambda: shell(script), self._watch, ((signal.SIGTERM, 10.0),), refused=2),
             children,
             self.output,
             self.changed.set,
@@ -133,7 +134,8 @@ class Supervised:
         self.task = asyncio.ensure_future(self.unit.run())
 
     async def _watch(self, _child: Child, report: Report) -> None:
-        report(True)
+        if self._serves:
+            report(True)
 
     async def stop(self) -> str:
         assert await self.unit.stop(asyncio.Event())
@@ -170,6 +172,33 @@ async def test_what_dies_again_and_again_is_shouted_about(children: Children) ->
     assert printed.count("thing ended with exit code 7") == 5
     assert "thing     | because" in printed
     assert "ended 5 times within 30 s" in printed
+
+
+async def test_what_refuses_its_settings_is_shouted_about_at_once(children: Children) -> None:
+    supervised = Supervised(children, "echo because; exit 2", serves=False)
+    await asyncio.wait_for(supervised.unit.failing.wait(), 110)
+    assert supervised.unit.starts == 1
+    printed = await supervised.stop()
+    assert "thing     | because" in printed
+    assert "thing cannot work with its settings: its lines above say why" in printed
+
+
+async def test_what_served_before_is_tried_again_at_once(children: Children, tmp_path: Path) -> None:
+    """What it refuses now may be a port that another has for the moment."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    again = f"if [ -e {second} ]; then exec sleep 1000; fi; touch {second}; exit 2"
+    supervised = Supervised(children, f"if [ -e {first} ]; then {again}; fi; touch {first}; exec sleep 1000")
+    unit = supervised.unit
+    await asyncio.wait_for(unit.ready.wait(), 110)
+    async with asyncio.timeout(110):
+        while not first.exists():
+            await asyncio.sleep(0.01)
+    unit.signal(signal.SIGKILL)
+    while unit.starts < 3:
+        supervised.changed.clear()
+        await asyncio.wait_for(supervised.changed.wait(), 110)
+    assert not unit.failing.is_set()
+    assert "cannot work" not in await supervised.stop()
 
 
 async def test_one_that_cannot_be_started_is_tried_again(children: Children, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from orchard import SandboxClient, Step, Task, ToolCall
+from orchard import Reward, SandboxClient, Step, Task, ToolCall
 
 from tests.integration.client.test_command_line import Cli
 from tests.support.platform import PlatformProcess
@@ -50,6 +50,29 @@ def test_a_trajectory_is_judged_shown_and_kept(cli: Cli, client: SandboxClient, 
     assert len(cli.json("judge", "run", name, *rubric)["scores"]) == 7
     fresh = cli.json("judge", "run", name, "--fresh")
     assert fresh["verdict_id"] != cli.json("judge", "run", name, "--fresh")["verdict_id"]
+
+
+def test_a_judge_that_failed_hides_no_number_of_before(cli: Cli, client: SandboxClient, dataset: str) -> None:
+    name = f"{dataset}-2"  # there is nothing in it to judge
+
+    def state() -> str:
+        outcome = client.trajectories.get(name).outcome
+        return "none" if outcome is None else f"{outcome.state} {outcome.judge}"
+
+    assert cli("judge", "run", name, "--keep")[0] == 1
+    assert state() == "excluded "  # no judge was asked
+    client.trajectories.annotate(name, rewards=Reward.scored(1.0, judge="tests"))
+    for command in (("run", name), ("batch", name)):
+        _code, _out, err = cli("judge", *command, "--keep", "--fresh")
+        assert f"{name}: the judge failed (EVIDENCE_MISSING); its outcome of before stays" in said(err)
+        assert state() == "scored tests"
+    # Another name is another reward.
+    assert cli("judge", "run", name, "--keep", "--name", "mine")[0] == 1
+    rewards = client.trajectories.get(name).rewards
+    assert {(one.name, str(one.state)) for one in rewards if one.judge != "tests"} == {
+        ("outcome", "excluded"),
+        ("mine", "excluded"),
+    }
 
 
 def test_a_judge_that_cannot_say_is_an_exit_code_and_no_number(cli: Cli, dataset: str) -> None:

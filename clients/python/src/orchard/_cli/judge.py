@@ -16,7 +16,7 @@ from orchard._cli.output import Json, client, print_json, show, table, waiting
 from orchard._cli.trajectory_filters import TrajectoryId, complete_trajectory, with_filters
 
 if TYPE_CHECKING:
-    from orchard import AsyncSandboxClient, BatchProgress, Judgement, JudgeUsage, Verdict
+    from orchard import AsyncSandboxClient, BatchProgress, Judgement, JudgeUsage, TrajectoryInfo, Verdict
 
 judge = typer.Typer(help="Verdicts of language models on what agents did.", no_args_is_help=True)
 
@@ -38,7 +38,11 @@ CostLimit = Annotated[float, typer.Option("--max-usd", min=0, help="What it may 
 TokenLimit = Annotated[int, typer.Option("--max-tokens", min=0, help="Tokens that it may take in all. 0: no limit.")]
 Keep = Annotated[
     bool,
-    typer.Option("--keep", help="Add the verdict to the trajectory: as a reward, or a value curve as values."),
+    typer.Option(
+        "--keep",
+        help="Add the verdict to the trajectory: as a reward, or a value curve as values. That a judge failed is added"
+        " only where there is no number of that name.",
+    ),
 ]
 Name = Annotated[
     str,
@@ -70,7 +74,9 @@ def run(  # noqa: PLR0917 (options of the command line)
         with waiting("the judge reads", quiet=json):
             verdict = api.judge.run(api.judge.of_trajectory(trajectory, kind, **given))
         if keep:
-            api.trajectories.annotate(trajectory, **_kept(verdict, name))
+            there = api.trajectories.get(trajectory) if verdict.state == "excluded" else None
+            if kept := _kept(verdict, name, there):
+                api.trajectories.annotate(trajectory, **kept)
     _end(verdict, verdict.state if verdict.value is None else f"{verdict.value:g}", json=json)
 
 
@@ -188,11 +194,25 @@ def _given(
     return given if instruction is None else given | {"instruction": instruction}
 
 
-def _kept(verdict: Verdict, name: str) -> dict[str, Any]:
-    """What a trajectory keeps of a verdict: its reward, or of a value curve the values of its steps."""
+def _kept(verdict: Verdict, name: str, there: TrajectoryInfo | None) -> dict[str, Any]:
+    """What a trajectory keeps of a verdict: its reward, or of a value curve the values of its steps.
+
+    Args:
+        verdict: of the judge.
+        name: of the reward; empty for the usual one.
+        there: the trajectory, where the judge failed: that hides no number of before, such as one of tests.
+    """
     if verdict.kind == "value_curve" and verdict.values:
         return {"values": verdict.step_values()}
-    return {"rewards": verdict.reward(name)}
+    from orchard._client.trajectories.shaping import newest_reward
+
+    reward = verdict.reward(name)
+    before = newest_reward(there, reward.name) if there is not None else None
+    if there is not None and before is not None and before.value is not None:
+        said = f"{there.trajectory_id}: the judge failed ({verdict.reason}); its {reward.name} of before stays"
+        print(said, file=sys.stderr)  # noqa: T201
+        return {}
+    return {"rewards": reward}
 
 
 class _Told:
@@ -211,7 +231,9 @@ class _Told:
         if self.reward is not None:
             # The same for a repeat of the batch, so that a verdict is added once.
             annotation = f"{verdict.verdict_id}-{self.reward}".rstrip("-")[:128]
-            await api.trajectories.annotate(item_id, annotation_id=annotation, **_kept(verdict, self.reward))
+            there = await api.trajectories.get(item_id) if verdict.state == "excluded" else None
+            if kept := _kept(verdict, self.reward, there):
+                await api.trajectories.annotate(item_id, annotation_id=annotation, **kept)
         if self.json:
             print_json({"item_id": item_id, "verdict": verdict})
 

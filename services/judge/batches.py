@@ -12,6 +12,7 @@ from typing import Final
 
 from services.common.errors import NotFoundError, OrchardError, UnavailableError
 from services.judge.backends.limits import Amount, Ledger, Meter
+from services.judge.counted import Counted
 from services.judge.requests import Request
 from services.judge.service import Errand, Judging
 from services.judge.store.claims import Origin
@@ -49,10 +50,11 @@ class Batches:
         self._judging = judging
         self._store = store
         self._clock = clock
-        self._under_way: dict[tuple[str, str, str], tuple[str, int]] = {}
-        """What was asked for, and how often, of items that are judged now."""
-        self._ledgers: dict[tuple[str, str], tuple[Ledger, int]] = {}
-        """What is spent, and how many streams go by it, of batches that run now."""
+        self._under_way: Counted[tuple[str, str, str], str] = Counted()
+        """What was asked for, of items that are judged now."""
+        # Calls of a stream that broke may be under way still, and the next one must know of them.
+        self._ledgers: Counted[tuple[str, str], Ledger] = Counted()
+        """What is spent, of batches that run now."""
 
     async def get(self, tenant: str, batch_id: str) -> Batch:
         """How far a batch is.
@@ -74,7 +76,7 @@ class Batches:
     ) -> AsyncGenerator[Sequence[BatchItem] | Batch, None]:
         """Judge a batch, or go on with it; see JudgeService.JudgeBatch. Verdicts of one moment come together."""
         await self._store.begin_batch(tenant, batch_id, self._clock())
-        with self._ledger(tenant, batch_id) as ledger:
+        with self._ledgers.held((tenant, batch_id), Ledger) as ledger:
             told: set[str] = set()
             after = ""
             while page := await self._store.items(tenant, batch_id, after, _PAGE):
@@ -107,32 +109,12 @@ class Batches:
         return BatchItem(item_id, prepared.asked, verdict, again=verdict.is_outage)
 
     @contextmanager
-    def _ledger(self, tenant: str, batch_id: str) -> Iterator[Ledger]:
-        """That of a batch: calls of a stream that broke may be under way still, and the next one must know of them."""
-        key = (tenant, batch_id)
-        ledger, count = self._ledgers.get(key) or (Ledger(), 0)
-        self._ledgers[key] = ledger, count + 1
-        try:
-            yield ledger
-        finally:
-            ledger, count = self._ledgers.pop(key)
-            if count > 1:
-                self._ledgers[key] = ledger, count - 1
-
-    @contextmanager
     def _held_to(self, tenant: str, origin: Origin) -> Iterator[None]:
         """Hold an item to what it is while it is judged: only then does the store."""
-        key = (tenant, origin.batch_id, origin.item_id)
-        asked, count = self._under_way.get(key, (origin.asked, 0))
-        if asked != origin.asked:
-            raise origin.taken()
-        self._under_way[key] = asked, count + 1
-        try:
+        with self._under_way.held((tenant, origin.batch_id, origin.item_id), lambda: origin.asked) as asked:
+            if asked != origin.asked:
+                raise origin.taken()
             yield
-        finally:
-            asked, count = self._under_way.pop(key)
-            if count > 1:
-                self._under_way[key] = asked, count - 1
 
 
 class _Run:

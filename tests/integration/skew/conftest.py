@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[3]
 # As old as agents may be with gateways of this version (services/common/versions.py): move it with that.
 OLDEST = "e4ccefc36e7a0ccd654376735ebdd1501110347a"
 # The build before this one, with every call of the contract: move it with each release.
-PREVIOUS = "266f5943798af5171d5d678515134f2a0c73ab6e"
+PREVIOUS = "050ae88af37f6531409d583be11f10142689b349"
 UID = "uid-of-an-old-agent"
 SANDBOX = "old"
 BACKSTOP = 110

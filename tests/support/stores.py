@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psycopg
 
 from services.local.stores.postgres import Postgres, account_of_servers
 from services.local.stores.valkey import Valkey
@@ -50,3 +53,28 @@ def running_postgres() -> Iterator[str]:
         finally:
             process.send_signal(2)  # fast shutdown
             process.wait(110)
+
+
+@contextmanager
+def stoppable(database: str) -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
+    """A PostgreSQL that can be stopped with all its processes, and go on: gives what does each."""
+    stopped: list[int] = []
+
+    def stop() -> None:
+        with psycopg.connect(database) as connection:
+            pids = [row[0] for row in connection.execute("SELECT pid FROM pg_stat_activity").fetchall()]
+            own = connection.info.backend_pid
+            server = int(Path(f"/proc/{own}/stat").read_text().rpartition(")")[2].split()[1])
+        for pid in [server, *(pid for pid in pids if pid != own)]:
+            with suppress(ProcessLookupError):  # one that has ended by itself
+                os.kill(pid, signal.SIGSTOP)
+                stopped.append(pid)
+
+    def go_on() -> None:
+        while stopped:
+            os.kill(stopped.pop(), signal.SIGCONT)
+
+    try:
+        yield stop, go_on
+    finally:
+        go_on()

@@ -4,10 +4,9 @@ import asyncio
 import logging
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -19,20 +18,21 @@ from orchard.admin.v1 import audit_service_pb2
 from services.common.db import connect, migrate
 from services.common.errors import InvalidArgumentError, PermissionDeniedError, UnavailableError
 from services.common.health import Health
-from services.common.interceptor import Call, CallInterceptor, current_call, note_target
+from services.common.interceptor import Call, CallInterceptor, note_target
 from services.common.pages import encode_token
 from services.common.server import Server
 from services.common.tasks import TaskGroup
 from services.common.tokens import Principal
+from services.gateway.__main__ import MIGRATIONS
 from services.gateway.audit import CHANGES, AuditLog, Entry, Wanted, address_of
 from services.gateway.keys import Keys
 from services.gateway.scopes import scope_of
 from services.gateway.servicer_audit import AuditServicer
 from services.gateway.store import SCHEMA, GatewayStore, utc_now
 from services.gateway.store_audit import AuditTable
-from tests.integration.gateway.test_store import stoppable
+from tests.integration.gateway.callers import calling
+from tests.support.stores import stoppable
 
-MIGRATIONS = Path("services/gateway/migrations")
 BACKSTOP = 110
 TIMEOUT = 5
 """Of a statement, in seconds: a busy database keeps to it, and a test waits for one that stands still."""
@@ -41,12 +41,6 @@ DELETE = "/orchard.sandbox.v1.SandboxService/DeleteSandbox"
 GET = "/orchard.sandbox.v1.SandboxService/GetSandbox"
 EXEC = "/orchard.exec.v1.ExecService/StartExec"
 ANYBODY = Principal("acme", "0123456789ab", frozenset())
-
-
-@pytest.fixture(scope="module")
-def database(postgres_url: str) -> str:
-    migrate(postgres_url, schema=SCHEMA, migrations=MIGRATIONS)
-    return postgres_url
 
 
 @pytest.fixture
@@ -262,13 +256,6 @@ async def test_old_entries_are_forgotten(table: AuditTable) -> None:
 
 
 # ListAudit.
-
-
-@contextmanager
-def calling(tenant: str, *roles: str) -> Iterator[None]:
-    token = current_call.set(Call("/x/y", "r", Principal(tenant, "k", frozenset(roles))))
-    yield
-    current_call.reset(token)
 
 
 def stamp(hour: int) -> Timestamp:

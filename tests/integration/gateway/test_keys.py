@@ -1,58 +1,26 @@
 """Scopes, expiry and revocation of API keys against a real PostgreSQL, on several gateways."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import psycopg
 import pytest
 from orchard.admin.v1 import admin_pb2, key_service_pb2
 
-from services.common.db import connect, migrate
+from services.common.db import migrate
 from services.common.errors import InvalidArgumentError, NotFoundError, PermissionDeniedError, UnauthenticatedError
 from services.common.health import Health
-from services.common.interceptor import Call, current_call
 from services.common.tasks import TaskGroup
-from services.common.tokens import Principal
+from services.gateway.__main__ import MIGRATIONS
 from services.gateway.keys import Keys
-from services.gateway.scopes import granted
 from services.gateway.servicer import KeyServicer
 from services.gateway.store import SCHEMA, GatewayStore
+from tests.integration.gateway.callers import bearer, calling
 
-MIGRATIONS = Path("services/gateway/migrations")
 BACKSTOP = 110
 GET = "/orchard.sandbox.v1.SandboxService/GetSandbox"
 START = "/orchard.exec.v1.ExecService/StartExec"
 USER = frozenset({"user"})
-
-
-@pytest.fixture(scope="module")
-def database(postgres_url: str) -> str:
-    migrate(postgres_url, schema=SCHEMA, migrations=MIGRATIONS)
-    return postgres_url
-
-
-@pytest.fixture
-async def store(database: str) -> AsyncIterator[GatewayStore]:
-    with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute("TRUNCATE gateway.api_keys")
-    store = GatewayStore(connect(database))
-    yield store
-    await store.close()
-
-
-def bearer(secret: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {secret}"}
-
-
-@contextmanager
-def calling(tenant: str, roles: frozenset[str], scopes: frozenset[str] = frozenset()) -> Iterator[Call]:
-    call = Call("/x/y", "r", Principal(tenant, "k", roles, scopes=granted(roles, scopes)))
-    token = current_call.set(call)
-    yield call
-    current_call.reset(token)
 
 
 def request(tenant: str, *scopes: str, roles: tuple[int, ...] = ()) -> key_service_pb2.CreateKeyRequest:
@@ -104,14 +72,14 @@ async def test_a_revoked_key_stops_on_other_gateways_with_their_next_look(store:
 async def test_what_a_call_shows_is_noted_but_never_a_secret(store: GatewayStore) -> None:
     keys = Keys(store, Health())
     key, secret = await keys.create("acme", "", frozenset(), None, scopes=frozenset({"exec"}))
-    with calling("", frozenset()) as call:
+    with calling("") as call:
         call.principal = None
         with pytest.raises(PermissionDeniedError):
             await keys.authenticate(GET, bearer(secret))
         assert (call.key_id, call.principal.tenant) == (key.key_id, "acme")
     _prefix, _, hidden = secret.split("_", 2)
     for mixed_up in (f"ork_{hidden}", f"ork_{hidden}_{key.key_id}", hidden):
-        with calling("", frozenset()) as call:
+        with calling("") as call:
             with pytest.raises(UnauthenticatedError):
                 await keys.authenticate(GET, bearer(mixed_up))
             assert call.key_id == ""
@@ -120,7 +88,7 @@ async def test_what_a_call_shows_is_noted_but_never_a_secret(store: GatewayStore
 class TestServicer:
     async def test_scopes_are_stored_and_shown(self, store: GatewayStore) -> None:
         servicer = KeyServicer(Keys(store, Health()))
-        with calling("ops", frozenset({"admin"})) as call:
+        with calling("ops", "admin") as call:
             made = await servicer.CreateKey(request("acme", "files", "exec"), None)
             assert call.target == made.key.key_id
             (listed,) = (await servicer.ListKeys(key_service_pb2.ListKeysRequest(), None)).keys
@@ -135,12 +103,12 @@ class TestServicer:
         ],
     )
     async def test_bad_scopes_are_named(self, store: GatewayStore, bad, fault: str) -> None:
-        with calling("ops", frozenset({"admin"})), pytest.raises(InvalidArgumentError, match=fault):
+        with calling("ops", "admin"), pytest.raises(InvalidArgumentError, match=fault):
             await KeyServicer(Keys(store, Health())).CreateKey(bad, None)
 
     async def test_a_key_gives_no_more_than_it_has(self, store: GatewayStore) -> None:
         servicer = KeyServicer(Keys(store, Health()))
-        with calling("acme", USER, frozenset({"keys"})):
+        with calling("acme", "user", scopes={"keys"}):
             await servicer.CreateKey(request("acme", "keys", roles=(admin_pb2.ROLE_USER,)), None)
             for beyond in (
                 request("acme", "audit"),
@@ -150,7 +118,7 @@ class TestServicer:
                 with pytest.raises(PermissionDeniedError):
                     await servicer.CreateKey(beyond, None)
         every_scope = frozenset({"keys", "tenants", "images", "audit", "debug"})
-        with calling("acme", USER, every_scope), pytest.raises(PermissionDeniedError, match="ROLE_ADMIN"):
+        with calling("acme", "user", scopes=every_scope), pytest.raises(PermissionDeniedError, match="ROLE_ADMIN"):
             await servicer.CreateKey(request("acme", roles=(admin_pb2.ROLE_ADMIN,)), None)
 
     async def test_without_the_role_admin_other_tenants_keys_are_not_there(self, store: GatewayStore) -> None:
@@ -158,7 +126,7 @@ class TestServicer:
         servicer = KeyServicer(keys)
         own, _secret = await keys.create("acme", "", USER, None)
         foreign, _secret = await keys.create("other", "", USER, None)
-        with calling("acme", frozenset(), frozenset({"keys"})):
+        with calling("acme", scopes={"keys"}):
             listed = (await servicer.ListKeys(key_service_pb2.ListKeysRequest(), None)).keys
             assert [key.key_id for key in listed] == [own.key_id]
             with pytest.raises(PermissionDeniedError):
@@ -167,7 +135,7 @@ class TestServicer:
                 await servicer.RevokeKey(key_service_pb2.RevokeKeyRequest(key_id=foreign.key_id), None)
             await servicer.RevokeKey(key_service_pb2.RevokeKeyRequest(key_id=own.key_id), None)
         assert (await store.find_key(foreign.key_id)).revoke_time is None
-        with calling("ops", frozenset({"admin"})):
+        with calling("ops", "admin"):
             await servicer.RevokeKey(key_service_pb2.RevokeKeyRequest(key_id=foreign.key_id), None)
 
 

@@ -13,12 +13,11 @@ from services.common.errors import UnavailableError
 from services.common.health import Health
 from services.common.tasks import TaskGroup
 from services.common.tls import TlsError, TlsFiles
+from services.gateway.__main__ import MIGRATIONS
 from services.gateway.keys import Keys
 from services.gateway.store import SCHEMA, GatewayStore, utc_now
 from tests.support.certificates import Authority, MountedSecret
 from tests.support.tls_stores import TlsServer, connection_arguments, give_to_server, running_tls_postgres
-
-MIGRATIONS = Path("services/gateway/migrations")
 
 
 @pytest.fixture

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
-import psycopg
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from orchard.admin.v1 import admin_pb2, tenant_service_pb2
 from orchard.sandbox.v1 import lease_service_pb2, lease_service_pb2_grpc
 
-from services.common.db import connect, migrate
 from services.common.errors import InvalidArgumentError, PermissionDeniedError
 from services.common.health import Health
 from services.common.quota import UNLIMITED, Quota
@@ -20,27 +18,12 @@ from services.common.tokens import INTERNAL_AUDIENCE, PRINCIPAL_KEY, Signer, Ver
 from services.gateway.keys import Keys
 from services.gateway.scheduler_client import SchedulerClient
 from services.gateway.servicer_tenants import TenantServicer
-from services.gateway.store import SCHEMA, GatewayStore
+from services.gateway.store import GatewayStore
 from services.gateway.tenants import Tenants
 
 BACKSTOP = 110
 KEY = generate_key()
 Told = list[tuple[str, int, int]]
-
-
-@pytest.fixture(scope="module")
-def database(postgres_url: str) -> str:
-    migrate(postgres_url, schema=SCHEMA, migrations=Path("services/gateway/migrations"))
-    return postgres_url
-
-
-@pytest.fixture
-async def store(database: str) -> AsyncIterator[GatewayStore]:
-    with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute("TRUNCATE gateway.api_keys, gateway.tenants")
-    store = GatewayStore(connect(database))
-    yield store
-    await store.close()
 
 
 class Leases(lease_service_pb2_grpc.LeaseServiceServicer):

@@ -28,7 +28,7 @@ from services.exec_agent.settings import VERSION
 from services.gateway.agents_client import Agents
 from services.gateway.proxy import AgentProxy
 from services.watcher.process import AgentProber
-from tests.integration.gateway.test_agents import Caller, World
+from tests.integration.gateway.world import Caller, World
 from tests.support.certificates import Authority, MountedSecret
 from tests.support.ports import free_port
 

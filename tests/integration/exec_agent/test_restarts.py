@@ -6,29 +6,21 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
-from orchard.exec.v1 import exec_pb2, exec_service_pb2
+from orchard.exec.v1 import exec_pb2
 
-from services.common.errors import UnavailableError
-from services.exec_agent import journal, service
-from services.exec_agent.servicer_attach import Attachment
-from services.exec_agent.stdin import BUFFER_BYTES
 from tests.integration.exec_agent.conftest import (
     AgentProcess,
     Client,
     Output,
-    agent_here,
     await_end,
     lives,
     new_id,
     problem,
-    short_folder,
     spec,
 )
 from tests.integration.exec_agent.test_output import blocks
@@ -282,149 +274,6 @@ async def test_late_output_of_children_is_kept_too(make_agent: MakeAgent) -> Non
         assert (await client.wait("parent")).result.output_bytes == 7
     assert lives(pid), "what a command left behind lives on"
     os.kill(pid, signal.SIGKILL)
-
-
-async def test_an_agent_that_stops_in_order_leaves_the_same(make_agent: MakeAgent) -> None:
-    agent = make_agent()
-    async with agent.client() as client:
-        await client.run(spec("echo", "small"), "small")
-        await client.start(spec("head", "-c", "100000", "/dev/zero"), exec_id="large")
-        await client.start(spec(shell="printf up; exec sleep 1000"), wait=0, exec_id="running")
-        await client.until_output("running", b"up")
-        before = [found for found in await client.list() if found.exec_id != "running"]
-    assert await asyncio.to_thread(agent.stop) == 0
-    agent.start()
-    async with agent.client() as client:
-        found = {found.exec_id: found for found in await client.list()}
-        assert found.pop("running").result.ended == RESTARTED
-        assert list(found.values()) == before
-        assert (await client.read("large")).stdout == bytes(100_000)
-        assert (await client.read("running")).stdout == b"up"
-
-
-@pytest.fixture
-def services(monkeypatch: pytest.MonkeyPatch) -> list[service.ExecService]:
-    """Those of the agents of this process, in the order in which they are made."""
-    services: list[service.ExecService] = []
-    made = service.ExecService.__init__
-
-    def remember(self: service.ExecService, *arguments: Any, **named: Any) -> None:
-        services.append(self)
-        made(self, *arguments, **named)
-
-    monkeypatch.setattr(service.ExecService, "__init__", remember)
-    return services
-
-
-async def test_no_command_starts_while_the_agent_stops(services: list[service.ExecService]) -> None:
-    with short_folder() as folder:
-        async with agent_here(folder) as client:
-            await client.start(spec(shell="until [ -e go ]; do sleep 0.01; done"), wait=0, exec_id="first")
-            await client.start(spec(shell="touch ran"), wait=0, exec_id="second")
-            services[0].interrupt()
-            (folder / "go").touch()
-            first = services[0].find("first")
-            await first.done.wait(110)
-            assert first.result is not None
-            assert services[0].find("second").result is None
-        assert not (folder / "ran").exists()
-        async with agent_here(folder) as client:
-            # It never began, so whoever asked for it may ask again.
-            await client.run(spec(shell="touch ran"), "second")
-        assert (folder / "ran").exists()
-
-
-async def test_input_that_is_half_taken_when_the_agent_stops_is_no_fault_of_its_client(
-    services: list[service.ExecService],
-) -> None:
-    """What is on its way behind it goes on behind a hole; a client that reads slowly has not heard of the stop yet."""
-    said: asyncio.Queue[exec_service_pb2.AttachRequest] = asyncio.Queue()
-
-    async def requests() -> AsyncIterator[exec_service_pb2.AttachRequest]:
-        while True:
-            yield await said.get()
-
-    async with agent_here() as client, asyncio.timeout(110):
-        command = spec("sh", "-c", "echo ready; exec sleep 1000", stdin_mode=exec_pb2.STDIN_MODE_PIPE, concurrent=True)
-        await client.start(command, wait=0, exec_id="deaf")
-        deaf = services[0].find("deaf")
-        attachment = Attachment(services[0], deaf, services[0].read(deaf, 0, follow=True))
-        answers = attachment.responses(requests())
-        assert (await anext(answers)).HasField("started")
-        assert (await anext(answers)).output.data == b"ready\n"
-        for offset in range(0, 8 * BUFFER_BYTES, BUFFER_BYTES // 4):
-            chunk = exec_service_pb2.StdinChunk(offset=offset, data=bytes(BUFFER_BYTES // 4))
-            said.put_nowait(exec_service_pb2.AttachRequest(stdin=chunk))
-        stdin = services[0].stdin_of(deaf)
-        while stdin.offset - stdin.written < BUFFER_BYTES:
-            await asyncio.sleep(0)
-        services[0].interrupt()
-        while attachment._hearing is None or not attachment._hearing.done():
-            await asyncio.sleep(0)
-        with pytest.raises(UnavailableError) as caught:
-            async for _ in answers:
-                pass
-        assert caught.value.reason == "AGENT_STOPPING"
-        attachment.close()
-
-
-def in_state(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir() if path.name.startswith(("output-", "journal"))}
-
-
-async def test_files_go_with_their_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "KEPT_COUNT", 2)
-    large = spec("head", "-c", "100000", "/dev/zero")
-    with short_folder() as folder:
-        async with agent_here(folder) as client:
-            for number in range(4):
-                await client.start(large, exec_id=f"id-{number}")
-            assert in_state(folder) == {"journal", "output-id-2", "output-id-3"}
-        # A kill between the end of one and the removal of another leaves a file that nobody asks for.
-        (folder / "output-stale").write_bytes(b"x" * 100)
-        monkeypatch.setattr(journal, "KEPT_COUNT", 1)
-        async with agent_here(folder) as client:
-            assert in_state(folder) == {"journal", "output-id-3"}
-            for number in range(3):
-                with problem() as found:
-                    await client.start(large, exec_id=f"id-{number}")
-                assert found[0].reason == "EXEC_EXPIRED"
-        monkeypatch.setattr(service, "KEPT_SECONDS", 0.0)
-        async with agent_here(folder) as client:
-            assert in_state(folder) == {"journal"}
-            assert await client.list() == []
-            with problem() as found:
-                await client.wait("id-3")
-            assert found[0].reason == "EXEC_EXPIRED"
-
-
-async def test_a_journal_that_was_written_anew_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "_GROWTH_LIMIT", 2_000)
-    monkeypatch.setattr(service, "KEPT_COUNT", 5)
-    monkeypatch.setattr(journal, "KEPT_COUNT", 5)
-    with short_folder() as folder:
-        async with agent_here(folder) as client:
-            await client.start(spec(shell="printf running; sleep 1000", concurrent=True), wait=0, exec_id="running")
-            await client.until_output("running", b"running")
-            await client.signal("buried", cancel=True)
-            inodes = set()
-            for number in range(60):
-                await client.run(spec("echo", str(number)), f"id-{number}")
-                inodes.add((folder / "journal").stat().st_ino)
-            assert len(inodes) > 1, "it was written anew"
-            before = await client.list()
-            assert (folder / "journal").stat().st_size < 8_000
-        async with agent_here(folder) as client:
-            after = {found.exec_id: found for found in await client.list()}
-            assert after["running"].result.ended == RESTARTED
-            # The one that has ended just now takes the place of the one that ended first.
-            assert list(after) == ["id-59", "id-58", "id-57", "id-56", "buried", "running"]
-            assert [after[found.exec_id] for found in before if found.exec_id in after][:-1] == [*before[:4], before[5]]
-            assert (await client.read("running")).everything == b"running"
-            assert (await client.read("id-57")).everything == b"57\n"
-            with problem() as found:
-                await client.start(spec("echo", "3"), exec_id="id-3")
-            assert found[0].reason == "EXEC_EXPIRED"
 
 
 # Numbered lines, at a pace that a kill falls among; each run leaves a mark.

@@ -19,6 +19,7 @@ from tests.integration.exec_agent.test_agent import (
     test_the_launcher_may_be_killed,
     test_the_start_command_is_an_exec,
 )
+from tests.integration.exec_agent.test_attached import *
 from tests.integration.exec_agent.test_commands import *
 from tests.integration.exec_agent.test_ends import *
 from tests.integration.exec_agent.test_output import *

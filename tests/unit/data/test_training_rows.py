@@ -1,48 +1,22 @@
-"""What is trained on: masks by message and token, groups, values, pairs, and rows of trainers."""
+"""What policies are trained on: masks by message and token, groups, and rows of trainers."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from orchard._client.trajectories.convert import openai_message, step_of
-from orchard.data import Record, Report, codec
-from orchard.data.codecs.base import ExportOptions, Group, rows_of
+from orchard.data import Record
 from orchard.data.messages import inline_images, message_of, role_name
 from orchard.data.training.conversations import conversations
 from orchard.data.training.examples import plain_messages
 from orchard.data.training.tokens import token_sequences
 from orchard.trajectory.v1 import trajectory_pb2 as pb
 
-from tests.unit.data.making import ACTION, branching, outcome, record, said, with_image
+from tests.unit.data.making import ACTION, branching, record, with_image
 from tests.unit.data.strategies import SLOW, records
-
-
-def rows(name: str, *units: Record | Group, **options: Any) -> tuple[list[dict[str, Any]], Report]:
-    report = Report()
-    made = []
-    for unit in units:
-        for row in rows_of(codec(name), unit, ExportOptions(**options), report):
-            made.append(dict(row.value))
-            report.rows += 1
-    return made, report
-
-
-def reasons(report: Report) -> list[str]:
-    return [loss.why for loss in report.losses if loss.what == "record"]
-
-
-def group(*members: Record, number: int = 0, first: int = 0) -> Group:
-    return Group("g", number, first, members)
-
-
-def excluded(name: str) -> Record:
-    made = record(name, score=None, tokens=True)
-    made.trajectory.outcome.CopyFrom(pb.Reward(name="outcome", state=pb.REWARD_STATE_EXCLUDED, reason="sandbox lost"))
-    return made
+from tests.unit.data.training import excluded, group, reasons, rows
 
 
 def test_loss_on_every_action_of_a_success() -> None:
@@ -326,62 +300,6 @@ def test_prime_rl() -> None:
         del step.model_call.logprobs[:]
     _, report = rows("prime-rl", group(unknown, record("b", score=-1.0, tokens=True)))
     assert reasons(report) == ["log-probs are not known, and prime-rl needs them"]
-
-
-@pytest.mark.parametrize(
-    ("score", "targets"),
-    [(1.0, [0.9231943, 0.9653, 1.0]), (-1.0, [-0.8103277, -0.8967, -1.0])],
-)
-def test_value_targets(score: float, targets: list[float]) -> None:
-    # Given at an observation, or at the action that follows it: the state is the same.
-    made, _ = rows("value", record(actions=3, score=score, values={0: 0.2, 1: 0.5, 2: 0.7}))
-    assert [row["value"] for row in made] == [0.2, 0.5, 0.7]
-    steps = record(actions=3, score=score)
-    values = [pb.StepValue(index=2 + 2 * n, name="value", value=v) for n, v in enumerate((0.2, 0.5, 0.7))]
-    made, report = rows("value", Record(steps.trajectory, steps.steps, values))
-    assert [row["target"] for row in made] == pytest.approx(targets, abs=1e-5)
-    assert [row["reward"] for row in made] == [0.0, 0.0, score]
-    assert [len(row["messages"]) for row in made] == [2, 4, 6]
-    assert report.losses == ()
-
-
-def test_responses_in_a_row_are_one_decision() -> None:
-    made = record(actions=1)
-    steps = [*made.steps[:3], said(3, ACTION, "and more")]
-    (row,), _ = rows("value", replace(made, steps=steps))
-    assert [message["content"] for message in row["response"]] == ["action 0", "and more"]
-    assert (row["reward"], row["target"]) == (1.0, None)
-
-
-def test_value_data_needs_a_verdict() -> None:
-    made, report = rows("value", record(score=None), excluded("x"))
-    assert made == []
-    assert sorted(reasons(report)) == ["it has no verdict", "its outcome is excluded or was not decided"]
-
-
-def test_preferences_pair_successes_with_failures() -> None:
-    members = [record("a", score=1.0), record("b", score=-1.0), record("c", actions=3, score=-1.0), excluded("d")]
-    members[0].steps[2].content[0].text = "better"
-    (row,), _ = rows("preference", group(*members))
-    assert [message["role"] for message in row["prompt"]] == ["system", "user"]
-    assert row["chosen"][0]["content"] == "better"
-    assert row["rejected"][0]["content"] == "action 0"
-    assert (row["chosen_id"], row["rejected_id"]) == ("a", "b")
-    assert (row["score_chosen"], row["score_rejected"]) == (1.0, -1.0)
-    made, report = rows("preference", group(record("a"), record("b")))
-    assert (made, reasons(report)) == ([], ["it has no success, or no failure, to pair"])
-
-
-def test_a_pair_that_does_not_differ_is_left_out() -> None:
-    made, report = rows("preference", group(record("a"), record("b", score=-1.0)))
-    assert (made, reasons(report)) == ([], ["the two do not begin alike, or do not differ"])
-
-
-def test_the_outcome_decides_not_the_sign_of_a_shaped_reward() -> None:
-    made = record(score=0.2)
-    made.trajectory.outcome.CopyFrom(outcome(0.2))
-    assert made.resolved is True
-    assert record(score=0.0).resolved is False
 
 
 @given(made=records())

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from orchard._client.calls import Dialogue
 from orchard._client.convert import stream_name
+from orchard._client.execs import Run
 from orchard._client.status import CallFailed, parse_failure
 from orchard._client.transport import Retry
+from orchard._client.types import ExecResult
 from orchard.exec.v1 import exec_pb2, exec_service_pb2
-
-if TYPE_CHECKING:
-    from orchard._client.dialogue import Dialogue
-    from orchard._client.execs import Run
-    from orchard._client.types import ExecResult
 
 WINDOW_BYTES: Final = 128 << 10
 """Input that the command has not taken yet is held up to here; within it the agent never has to stop listening."""

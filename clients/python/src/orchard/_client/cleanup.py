@@ -16,11 +16,9 @@ import os
 import signal
 import threading
 import weakref
+from collections.abc import Collection
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, Protocol
-
-if TYPE_CHECKING:
-    from orchard._client.session import Session
+from typing import Any, Final, Protocol
 
 _log: Final = logging.getLogger("orchard")
 _SECONDS: Final = 15.0
@@ -33,18 +31,32 @@ class Closable(Protocol):
         """Close it."""
 
 
+class Owner(Protocol):
+    """A session, which has sandboxes to delete."""
+
+    @property
+    def tracked(self) -> Collection[Any]:
+        """Them."""
+
+    def after_fork(self) -> None:
+        """In a forked child: they are the parent's."""
+
+    async def delete_tracked_elsewhere(self, seconds: float) -> None:
+        """Delete them on this event loop, whichever the session belongs to; calls are repeated so long."""
+
+
 class Registry:
     """Every session of this process. One per process, as signal handlers and atexit are."""
 
     def __init__(self) -> None:
-        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-        self._held: dict[int, Session] = {}
+        self._sessions: weakref.WeakSet[Owner] = weakref.WeakSet()
+        self._held: dict[int, Owner] = {}
         self._clients: weakref.WeakSet[Closable] = weakref.WeakSet()
         atexit.register(self.at_exit)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
 
-    def add(self, session: Session) -> None:
+    def add(self, session: Owner) -> None:
         """Know a session."""
         self._sessions.add(session)
 
@@ -52,12 +64,12 @@ class Registry:
         """Close this client at the end of the program, if it still lives."""
         self._clients.add(client)
 
-    def hold(self, session: Session) -> None:
+    def hold(self, session: Owner) -> None:
         """Keep a session alive, since it has sandboxes to delete."""
         self._held[id(session)] = session
         self.handle_sigterm()
 
-    def release(self, session: Session) -> None:
+    def release(self, session: Owner) -> None:
         """It has none left."""
         self._held.pop(id(session), None)
 
@@ -106,20 +118,14 @@ class Registry:
             session.after_fork()
 
 
-def _delete(sessions: list[Session]) -> None:
-    from orchard._client.session import Session
-
+def _delete(sessions: list[Owner]) -> None:
     async def delete() -> None:
         asyncio.get_running_loop().set_exception_handler(_ignore_dead_loop)
-        for old in sessions:
-            # A session of its own: the old one belongs to another event loop, perhaps a dead one.
-            session = Session(old.profile, retry_seconds=_SECONDS / 2)
-            session.tracked = dict(old.tracked)
+        for session in sessions:
             try:
-                await session.close()
+                await session.delete_tracked_elsewhere(_SECONDS / 2)
             except Exception as error:  # noqa: BLE001 (the next session's sandboxes count as much)
                 _log.warning("%s", error)
-            old.tracked = session.tracked
 
     with contextlib.suppress(TimeoutError):
         asyncio.run(asyncio.wait_for(delete(), _SECONDS))

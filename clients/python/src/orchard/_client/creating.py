@@ -7,10 +7,10 @@ import contextlib
 from typing import Final
 
 from orchard._client import errors
+from orchard._client.calls import CallContext
 from orchard._client.convert import sandbox_info
 from orchard._client.sandbox import AsyncSandbox
 from orchard._client.session import Made, Session
-from orchard._client.transport import CallContext
 from orchard._client.types import SandboxInfo
 from orchard._client.units import duration_seconds
 from orchard.sandbox.v1 import sandbox_service_pb2

@@ -5,42 +5,31 @@ is.
 from __future__ import annotations
 
 import asyncio
-import math
-import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from orchard._client import errors
-from orchard._client.background import Background
 from orchard._client.convert import exec_result, stream_name
+from orchard._client.exec_calls import ExecCalls
 from orchard._client.options import Command
 from orchard._client.pool import Connection
 from orchard._client.status import CallFailed
 from orchard._client.stdin import check_takes_input, feeding
 from orchard._client.text import Characters
 from orchard._client.trajectories.commands import ObservedCommand, Observers
-from orchard._client.transport import CALL_SECONDS, CallContext, Retry, Transport
+from orchard._client.transport import CALL_SECONDS, Retry
 from orchard._client.types import ExecEnd, ExecResult, OutputChunk
 from orchard._client.units import duration
 from orchard.exec.v1 import exec_pb2, exec_service_pb2
 
-T = TypeVar("T")
-
 # A command that ends within this time is one call. Longer, and output beyond the retained limit could be lost before
 # it is read.
 INLINE_WAIT_SECONDS: Final = 1.0
-_LONG_WAIT_SECONDS: Final = 60.0
 _STALL_SECONDS: Final = 60.0
-_CANCEL_SECONDS: Final = 10.0
 _OUTPUT_SLACK: Final = 15.0
-
-
-def new_exec_id() -> str:
-    """An id that no other command has."""
-    return os.urandom(16).hex()
 
 
 def describe(command: Command) -> str:
@@ -50,16 +39,11 @@ def describe(command: Command) -> str:
 
 
 @dataclass(eq=False)
-class Run:
-    """One command of one sandbox, and the calls about it."""
+class Run(ExecCalls):
+    """One command, from its start over its output to its result."""
 
-    transport: Transport
-    background: Background
-    sandbox_id: str
-    exec_id: str
     spec: exec_pb2.ExecSpec
     command: str
-    context: CallContext
     observers: Observers
     chunks: list[tuple[str, bytes]] = field(default_factory=list)
     offset: int = 0
@@ -81,7 +65,7 @@ class Run:
         request = exec_service_pb2.StartExecRequest(
             sandbox_id=self.sandbox_id, exec_id=self.exec_id, spec=self.spec, wait=duration("wait", wait_seconds)
         )
-        return await self._unary(lambda c: c.exec.StartExec, request, timeout=CALL_SECONDS + wait_seconds)
+        return await self.unary(lambda c: c.exec.StartExec, request, timeout=CALL_SECONDS + wait_seconds)
 
     async def finish(self) -> ExecResult:
         """Start it and return its result; output comes with the first answer if it is short and quick, else by a
@@ -195,66 +179,6 @@ class Run:
         self.offset = offset + len(data)
         name = stream_name(message.stream)
         return OutputChunk(name, data, characters.whole(name, data), offset, missing)
-
-    async def wait(self, timeout: float | None) -> exec_pb2.Exec:
-        """The command once it has ended, or as it stands after `timeout` seconds (None: no end)."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while True:
-            left = max(0.0, deadline - time.monotonic())
-            seconds = min(_LONG_WAIT_SECONDS, left)
-            response = await self._unary(
-                lambda c: c.exec.WaitExec,
-                exec_service_pb2.WaitExecRequest(
-                    sandbox_id=self.sandbox_id, exec_id=self.exec_id, wait=duration("wait", seconds)
-                ),
-                timeout=CALL_SECONDS + seconds,
-            )
-            if response.exec.state == exec_pb2.EXEC_STATE_ENDED or left <= seconds:
-                return response.exec
-
-    async def signal(self, number: int, *, leader_only: bool) -> None:
-        """Send a signal."""
-        target = exec_service_pb2.SIGNAL_TARGET_LEADER if leader_only else exec_service_pb2.SIGNAL_TARGET_TREE
-        await self._unary(
-            lambda c: c.exec.SignalExec,
-            exec_service_pb2.SignalExecRequest(
-                sandbox_id=self.sandbox_id,
-                exec_id=self.exec_id,
-                signal=number,
-                target=target,
-                request_id=new_exec_id(),  # its retries send no second one
-            ),
-        )
-
-    async def cancel(self) -> None:
-        """End it, also if it is queued or has not arrived yet."""
-        await self._unary(
-            lambda c: c.exec.SignalExec,
-            exec_service_pb2.SignalExecRequest(sandbox_id=self.sandbox_id, exec_id=self.exec_id, cancel=True),
-        )
-
-    async def abandon(self) -> None:
-        """Cancel it for a caller that is gone: carried through even if this task is cancelled again; never raises an
-        error of its own.
-        """
-        await self.background.shielded(f"cancel {self.exec_id}", self._cancel_briefly())
-
-    async def _cancel_briefly(self) -> None:
-        try:
-            async with asyncio.timeout(_CANCEL_SECONDS):
-                await self.cancel()
-        except (errors.OrchardError, TimeoutError):
-            # The sandbox is gone or cannot be reached; there the orphan timeout ends the command.
-            return
-
-    def _unary(
-        self,
-        method: Callable[[Connection], Callable[..., Awaitable[T]]],
-        request: Any,
-        *,
-        timeout: float = CALL_SECONDS,
-    ) -> Awaitable[T]:
-        return self.transport.unary(method, request, timeout=timeout, sandbox_id=self.sandbox_id, context=self.context)
 
 
 class _Watchdog:

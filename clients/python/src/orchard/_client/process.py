@@ -135,9 +135,9 @@ class AsyncProcess:
             self._run.background,
             self._run.sandbox_id,
             self._run.exec_id,
+            self._run.context,
             self._run.spec,
             self._run.command,
-            self._run.context,
             self._run.observers,
             offset=offset,
         )

@@ -9,8 +9,10 @@ from types import TracebackType
 from typing import Final, Self, Unpack
 
 from orchard._client import errors
+from orchard._client.calls import CallContext
 from orchard._client.convert import exec_info, sandbox_info
-from orchard._client.execs import Run, describe, new_exec_id, raise_unless_result
+from orchard._client.exec_calls import new_exec_id
+from orchard._client.execs import Run, describe, raise_unless_result
 from orchard._client.options import Command, ExecOptions, exec_spec, long_input, with_options
 from orchard._client.patches import AsyncPatches
 from orchard._client.ports.methods import AsyncPorts
@@ -18,7 +20,6 @@ from orchard._client.process import AsyncExecStream, AsyncProcess
 from orchard._client.session import Made, Session
 from orchard._client.status import CallFailed
 from orchard._client.transfers import AsyncTransfers
-from orchard._client.transport import CallContext
 from orchard._client.types import ExecInfo, ExecResult, SandboxInfo, SandboxState
 from orchard._client.units import Seconds, duration, seconds_of
 from orchard.exec.v1 import exec_pb2, exec_service_pb2
@@ -160,7 +161,7 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches, AsyncPorts):
     def _run(self, command: Command, spec: exec_pb2.ExecSpec, exec_id: str, context: CallContext) -> Run:
         session, text = self._session, describe(command)
         return Run(
-            self._transport, session.background, self.sandbox_id, exec_id, spec, text, context, session.observers
+            self._transport, session.background, self.sandbox_id, exec_id, context, spec, text, session.observers
         )
 
     async def list_execs(self) -> list[ExecInfo]:

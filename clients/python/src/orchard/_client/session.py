@@ -7,10 +7,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections import deque
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Coroutine, Iterable
+from typing import Any, Final, NamedTuple, Protocol
 
 from orchard._client import errors
 from orchard._client.background import Background
@@ -22,9 +21,6 @@ from orchard._client.tracing import Tracing
 from orchard._client.trajectories.commands import Observers
 from orchard._client.transport import Retry, Transport
 from orchard.sandbox.v1 import sandbox_service_pb2
-
-if TYPE_CHECKING:
-    from orchard._client.trajectories.recording import AsyncRecording
 
 _log: Final = logging.getLogger("orchard")
 _DELETES_AT_ONCE: Final = 64
@@ -40,6 +36,13 @@ class Made(NamedTuple):
     """Empty: whichever has the id."""
 
 
+class Recording(Protocol):
+    """What is sealed when the client is closed, if nobody has done so before."""
+
+    def close(self, status: str, message: str, *, seconds: float) -> Coroutine[Any, Any, None]:
+        """Seal it, in so much time."""
+
+
 class Session:
     """One client's state."""
 
@@ -53,9 +56,8 @@ class Session:
         self._detached: deque[Made] = deque()
         self.observers = Observers()
         """Who looks at the commands of which sandbox."""
-        self.recordings: set[AsyncRecording] = set()
+        self.recordings: set[Recording] = set()
         """Those that are not sealed yet."""
-        self._pid = os.getpid()
         REGISTRY.add(self)
 
     def track(self, made: Made, uid: str = "") -> None:
@@ -152,6 +154,20 @@ class Session:
                 f"{len(failed)} sandboxes could not be deleted ({_names(name for name, _ in failed)}): {failed[0][1]}",
                 reason="DELETE_FAILED",
             ) from failed[0][1]
+
+    async def delete_tracked_elsewhere(self, seconds: float) -> None:
+        """Delete every tracked sandbox by a session of its own: this one belongs to another event loop, perhaps a dead
+        one.
+
+        Raises:
+            OrchardError: some could not be deleted; they stay tracked.
+        """
+        other = Session(self.profile, retry_seconds=seconds)
+        other.tracked = dict(self.tracked)
+        try:
+            await other.close()
+        finally:
+            self.tracked = other.tracked
 
     async def _abort_recordings(self) -> None:
         """Recordings that nobody ended are of rollouts that did not come to their end. All have the same time."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from orchard._client import errors
+from orchard._client.exec_calls import ExecCalls
 from orchard.exec.v1 import exec_pb2, exec_service_pb2
-
-if TYPE_CHECKING:
-    from orchard._client.execs import Run
 
 _PIECE_BYTES: Final = 64 << 10
 
@@ -19,7 +17,7 @@ _PIECE_BYTES: Final = 64 << 10
 class StdinWriter:
     """Writes one command's input. Writes that are asked for together go one after the other."""
 
-    def __init__(self, run: Run, offset: int | None) -> None:
+    def __init__(self, run: ExecCalls, offset: int | None) -> None:
         """`offset` is where the next byte goes; None: the agent is asked."""
         self._run = run
         self._offset = offset
@@ -88,7 +86,7 @@ class StdinWriter:
 
 
 @asynccontextmanager
-async def feeding(run: Run, data: bytes) -> AsyncIterator[None]:
+async def feeding(run: ExecCalls, data: bytes) -> AsyncIterator[None]:
     """Write a started command's whole input while its output is read within.
 
     A command need not read it. When it cannot be written for another reason the command is ended, and this raises it.
@@ -115,7 +113,7 @@ async def feeding(run: Run, data: bytes) -> AsyncIterator[None]:
         raise failures[0]
 
 
-async def check_takes_input(run: Run) -> None:
+async def check_takes_input(run: ExecCalls) -> None:
     """Before a command is started that is written to or has a terminal: agents that know neither would run it without.
 
     Raises:

@@ -9,15 +9,15 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from orchard._client.dialogue import Dialogue
+from orchard._client.calls import CallContext, Dialogue, Stream
 from orchard._client.ending import Ending
 from orchard._client.errors import OrchardError, Unavailable
 from orchard._client.pool import Connection, Pool
 from orchard._client.profile import Profile
 from orchard._client.runtime import grpc_module
-from orchard._client.status import REQUEST_ID_KEY, CallFailed, call_failed, error_of, parse_failure
+from orchard._client.status import REQUEST_ID_KEY, CallFailed, call_failed, error_of
 from orchard._client.tls import diagnose
 from orchard._client.tracing import Operation, Tracing
 
@@ -36,13 +36,6 @@ _FIRST_CONTACT_SECONDS: Final = 5.0
 _SECRET_PATIENCE_SECONDS: Final = 5.0
 # A thousand calls that fail together need not all ask why.
 _DIAGNOSES_AT_ONCE: Final = 4
-
-
-class CallContext(NamedTuple):
-    """What a call carries besides its request."""
-
-    metadata: tuple[tuple[str, str], ...]
-    request_id: str
 
 
 class Retry:
@@ -266,7 +259,7 @@ class Transport:
         with self._pool.connection() as connection:
             call = method(connection)(request, timeout=None, metadata=context.metadata)
             try:
-                yield Stream(call, context, self)
+                yield Stream(call, context, self.reached)
             except asyncio.CancelledError:
                 self._pool.check_cancelled()
                 raise
@@ -295,37 +288,6 @@ class Transport:
     async def close(self) -> None:
         """Close every connection."""
         await self._pool.close()
-
-
-class Stream:
-    """A server stream's responses, with failures as CallFailed."""
-
-    def __init__(self, call: Any, context: CallContext, transport: Transport) -> None:
-        self._call = call
-        self._context = context
-        self._transport = transport
-        self._interrupted = False
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        reached = False
-        try:
-            async for response in self._call:
-                if not reached:
-                    self._transport.reached()
-                    reached = True
-                yield response
-        except grpc_module().aio.AioRpcError as error:
-            raise call_failed(error, self._context.request_id) from None
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not self._interrupted or (task is not None and task.cancelling()):
-                raise
-            raise CallFailed(parse_failure("UNAVAILABLE", "the stream stalled", {})) from None
-
-    def interrupt(self) -> None:
-        """End the stream as if its connection had broken."""
-        self._interrupted = True
-        self._call.cancel()
 
 
 class Source:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from orchard._client.dialogue import Dialogue
+from orchard._client.calls import Dialogue
 from orchard._client.errors import Conflict, OrchardError, Unavailable
 from orchard._client.status import CallFailed, error_of
 from orchard._client.transport import Transport

@@ -25,7 +25,7 @@ _MOST_IMAGE_BYTES: Final = 8 << 20
 _MOST_IMAGES_BYTES: Final = 32 << 20
 _MOST_STATUSES: Final = 10_000
 _MEDIA_TYPES: Final = ("image/png", "image/jpeg", "image/webp", "image/gif")
-_ROLES: Final = {int(role): role for role in Role}
+_ROLES: Final = (None, *Role)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}\Z")
 _TEXTS: Final = {
     "instruction": 64 * _KIB,
@@ -210,7 +210,7 @@ def _check_parameters(fields: Fields, given: judge_pb2.JudgementParameters, *, k
 def _step(index: int, given: trajectory_pb2.Step, tools: ToolNames) -> Step:
     # Each look at a message costs as much as ten lines of Python: once at each field, and at few.
     number = given.role
-    role = _ROLES.get(number)
+    role = _ROLES[number] if 0 <= number < len(_ROLES) else None
     if role is None:
         raise InvalidArgumentError.of(f"steps[{index}].role", "must be SYSTEM, USER, ASSISTANT or TOOL")
     texts, images = [], []
@@ -226,14 +226,15 @@ def _step(index: int, given: trajectory_pb2.Step, tools: ToolNames) -> Step:
                 f"steps[{index}].content[{position}]",
                 "must be a text or a reference to an image; send long texts inline",
             )
+    calls, name = given.tool_calls, tools.name_of(number, given)
     return Step(
-        index=index,
-        role=role,
-        text="\n".join(texts),
-        reasoning=given.reasoning,
-        calls=tuple([ToolCall(call.name, call.arguments) for call in given.tool_calls]),
-        name=tools.name_of(number, given),
-        is_error=given.is_error,
-        images=tuple(images),
-        copied=given.copied_context,
+        index,
+        role,
+        "\n".join(texts),
+        given.reasoning,
+        tuple([ToolCall(call.name, call.arguments) for call in calls]) if calls else (),
+        name,
+        given.is_error,
+        tuple(images),
+        given.copied_context,
     )

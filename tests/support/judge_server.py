@@ -7,9 +7,11 @@ read the ticket and the shape of the answer from the request.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -35,11 +37,12 @@ _USAGES: dict[str, Any] = {
 
 
 class JudgeServer:
-    """See the module. `requests`: the bodies so far; `headers`: their headers, lower case."""
+    """See the module. Of what came so far: `requests`, the bodies; `headers`, lower case; `targets`, the addresses."""
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.targets: list[str] = []
         self.behaviours: list[str] = [GOOD]
         self.retry_after: str | None = None
         self.port = 0
@@ -56,6 +59,7 @@ class JudgeServer:
         self.behaviours = list(behaviours)
         self.requests.clear()
         self.headers.clear()
+        self.targets.clear()
         self.arrived.clear()
         self.go_on.clear()
 
@@ -70,6 +74,7 @@ class JudgeServer:
         body = json.loads(await reader.readexactly(int(headers.get("content-length", 0))))
         self.requests.append(body)
         self.headers.append(headers)
+        self.targets.append(first.split(" ")[1])
         behaviour = self.behaviours.pop(0) if len(self.behaviours) > 1 else self.behaviours[0]
         self.running += 1
         self.most_running = max(self.most_running, self.running)
@@ -89,6 +94,12 @@ class JudgeServer:
         if behaviour == "wait":
             await self.go_on.wait()
             behaviour = GOOD
+        if behaviour == "endless":
+            await _endless(writer)
+            return False
+        if behaviour == "moved":
+            writer.write(b"HTTP/1.1 308 Permanent Redirect\r\nlocation: /moved/messages\r\ncontent-length: 0\r\n\r\n")
+            return True
         status, extra = "200 OK", ""
         if behaviour in _STATUSES:
             status = _STATUSES[behaviour]
@@ -111,6 +122,15 @@ class JudgeServer:
             writer.write(f"{head}content-length: {len(payload)}\r\n\r\n".encode() + payload)
         await writer.drain()
         return not behaviour.startswith("truncated")
+
+
+async def _endless(writer: asyncio.StreamWriter) -> None:
+    """An answer of 1 GiB, or as much of it as is read."""
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
+    with contextlib.suppress(ConnectionError):
+        for _ in range(1024):
+            writer.write(b"100000\r\n" + bytes(1 << 20) + b"\r\n")
+            await writer.drain()
 
 
 def _content(behaviour: str, body: dict[str, Any]) -> tuple[str, str]:
@@ -189,12 +209,14 @@ def _message(text: str, finish: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def running_judge(listening: socket.socket | None = None) -> AsyncIterator[JudgeServer]:
+async def running_judge(
+    listening: socket.socket | None = None, *, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[JudgeServer]:
     """A server for the time of the context; on a socket of the caller's, which stays open behind it."""
     judge = JudgeServer()
     accepted = Accepted(judge.serve)
     where: dict[str, Any] = {"host": "127.0.0.1", "port": 0} if listening is None else {"sock": listening.dup()}
-    server = await asyncio.start_server(accepted.accept, **where, limit=64 << 20)
+    server = await asyncio.start_server(accepted.accept, **where, limit=64 << 20, ssl=tls)
     judge.port = server.sockets[0].getsockname()[1]
     try:
         yield judge

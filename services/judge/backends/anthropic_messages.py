@@ -26,11 +26,9 @@ class AnthropicMessages:
 
     def __init__(self, settings: JudgeSettings) -> None:
         self._settings = settings
-        http = anthropic.DefaultAioHttpClient()  # as in openai_compatible.py
-        key, base = settings.key(), settings.base_url
-        self._client = anthropic.AsyncAnthropic(api_key=key, base_url=base, max_retries=0, http_client=http)
-        headers = self._client.auth_headers | self._client.default_headers
-        self._server = ModelServer(http, self._client.base_url, "/v1/messages", headers, settings.timeout_seconds)
+        client = anthropic.AsyncAnthropic(api_key=settings.key(), base_url=settings.base_url)
+        headers = client.auth_headers | client.default_headers
+        self._server = ModelServer(client.base_url, "/v1/messages", headers, settings.timeout_seconds)
 
     async def ask(self, ask: Ask) -> Reply:
         """See Backend."""
@@ -44,7 +42,7 @@ class AnthropicMessages:
 
     async def close(self) -> None:
         """See Backend."""
-        await self._client.close()
+        await self._server.close()
 
     def _request(self, ask: Ask) -> dict[str, Any]:
         content: list[dict[str, Any]] = [{"type": "text", "text": ask.prompt.text}]

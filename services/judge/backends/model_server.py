@@ -1,69 +1,99 @@
-"""One request to a model server, by the HTTP client of a vendor's library."""
+"""One request to a model server."""
 
 from __future__ import annotations
 
 import json
 import ssl
+import urllib.request
 from collections.abc import Mapping
 from typing import Any, Final
 
 import aiohttp
 import httpx2
+import orjson
 
 from services.judge.backends.base import error_of_connection, error_of_status
 
-_LENGTH: Final = b"content-length"
+_MOST_BYTES: Final = 64 << 20
+"""Of an answer. Beyond what any model writes: a server that never ends would fill the memory before its time is up."""
+_KEEP_SECONDS: Final = 30.0
 
 
 class ModelServer:
     """Posts to one address.
 
     What a vendor's library knows is asked of it once: address, key and headers. Its way to a request goes over every
-    option anew for each call, for two thirds of the processor time that a call then takes. Its own retries are not
+    option anew for each call, for three quarters of the processor time that a call then takes. Its own retries are not
     missed: they would be neither counted nor bounded by us. Cookies that a server sets are not sent back.
 
     Args:
-        http: the library's client: proxies and certificates of the environment, redirects, connections that are kept.
         base: address of the API.
         path: what is called, below the base.
         headers: of every call; what is no text is left out.
         timeout_seconds: for a connection, and for each pause between bytes.
     """
 
-    def __init__(
-        self, http: httpx2.AsyncClient, base: httpx2.URL, path: str, headers: Mapping[str, Any], timeout_seconds: float
-    ) -> None:
-        self._http = http
+    def __init__(self, base: httpx2.URL, path: str, headers: Mapping[str, Any], timeout_seconds: float) -> None:
         url = base.copy_with(raw_path=base.raw_path.rstrip(b"/") + path.encode())
-        texts = {name: value for name, value in headers.items() if isinstance(value, str)}
-        like = http.build_request("POST", url, headers=texts, timeout=timeout_seconds)
-        self._url = like.url
-        self._headers = [(name, value) for name, value in like.headers.raw if name.lower() != _LENGTH]
-        self._extensions = like.extensions
+        self._url = str(url)
+        self._proxy = _proxy_of(url)
+        self._headers = {name: value for name, value in headers.items() if isinstance(value, str)}
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout_seconds, sock_read=timeout_seconds)
+        self._session: aiohttp.ClientSession | None = None
 
     async def post(self, body: Mapping[str, Any], idempotency_key: str) -> Any:
         """The JSON of the answer.
 
         Raises:
             CallError: there is no connection, or the status is none of success.
-            ValueError: it is no JSON.
+            ValueError: it is no JSON, or more than any model writes.
         """
-        request = httpx2.Request(
-            "POST",
-            self._url,
-            headers=[*self._headers, (b"Idempotency-Key", idempotency_key.encode())],
-            content=json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(),
-            extensions=dict(self._extensions),
-        )
+        if self._session is None:
+            self._session = self._connected()
+        headers = {**self._headers, "Idempotency-Key": idempotency_key}
         try:
-            response = await self._http.send(request)
-        except (httpx2.RequestError, aiohttp.ClientError, ssl.SSLError) as error:
+            async with self._session.post(
+                self._url, data=orjson.dumps(body), headers=headers, proxy=self._proxy
+            ) as response:
+                content = await _content_of(response)
+        except (aiohttp.ClientError, TimeoutError, ssl.SSLError) as error:
             raise error_of_connection(error) from None
-        if not response.is_success:
-            retry_after = response.headers.get("retry-after")
-            raise error_of_status(response.status_code, _words_of(response.content), retry_after)
+        if not 200 <= response.status < 300:
+            raise error_of_status(response.status, _words_of(content), response.headers.get("retry-after"))
         # Of what models write, this takes more than orjson does: halves of surrogate pairs.
-        return json.loads(response.content)
+        return json.loads(content)
+
+    async def close(self) -> None:
+        """Close connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    def _connected(self) -> aiohttp.ClientSession:
+        # How many there are at once is the endpoint's to say. Certificates: the environment's, else those that the
+        # vendors' libraries bring, which a slim image lacks.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_SECONDS, ssl=httpx2.create_ssl_context())
+        return aiohttp.ClientSession(connector=connector, timeout=self._timeout, cookie_jar=aiohttp.DummyCookieJar())
+
+
+def _proxy_of(url: httpx2.URL) -> str | None:
+    """The proxy that the environment names for an address.
+
+    aiohttp's own way to it would also take a password for the address from ~/.netrc, beside the key.
+    """
+    if urllib.request.proxy_bypass(url.host):
+        return None
+    proxies = urllib.request.getproxies()
+    return proxies.get(url.scheme) or proxies.get("all")
+
+
+async def _content_of(response: aiohttp.ClientResponse) -> bytes:
+    content = bytearray()
+    async for chunk in response.content.iter_any():
+        content += chunk
+        if len(content) > _MOST_BYTES:
+            response.close()
+            raise ValueError(f"an answer of more than {_MOST_BYTES:,} bytes")
+    return bytes(content)
 
 
 def _words_of(content: bytes) -> str:

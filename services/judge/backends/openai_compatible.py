@@ -20,12 +20,9 @@ class OpenAICompatible:
 
     def __init__(self, settings: JudgeSettings) -> None:
         self._settings = settings
-        # With a quarter of the processor time of the default one.
-        http = openai.DefaultAioHttpClient()
-        key, base = settings.key(), settings.base_url
-        self._client = openai.AsyncOpenAI(api_key=key, base_url=base, max_retries=0, http_client=http)
-        headers = self._client.auth_headers | self._client.default_headers
-        self._server = ModelServer(http, self._client.base_url, "/chat/completions", headers, settings.timeout_seconds)
+        client = openai.AsyncOpenAI(api_key=settings.key(), base_url=settings.base_url)
+        headers = client.auth_headers | client.default_headers
+        self._server = ModelServer(client.base_url, "/chat/completions", headers, settings.timeout_seconds)
 
     async def ask(self, ask: Ask) -> Reply:
         """See Backend."""
@@ -39,7 +36,7 @@ class OpenAICompatible:
 
     async def close(self) -> None:
         """See Backend."""
-        await self._client.close()
+        await self._server.close()
 
     def _request(self, ask: Ask) -> dict[str, Any]:
         content: list[dict[str, Any]] = [{"type": "text", "text": ask.prompt.text}]

@@ -14,8 +14,8 @@ from typing import Final
 
 LINE_MARK: Final = "| "
 _BREAKS: Final = re.compile("\r\n|[\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]")
-# Everything that may have to be written out: all but what is plainly shown. Looked at one by one, and rare.
-_PLAIN: Final = re.compile(r"[\n\t\x20-\x7e]*")
+# What is plainly shown. All else may have to be written out: it is looked at one by one, and rare.
+_PLAIN: Final = bytes((*b"\n\t", *range(0x20, 0x7F)))
 _UNUSUAL: Final = re.compile(r"[^\n\t\x20-\x7e]")
 
 
@@ -34,7 +34,8 @@ def neutralised(text: str) -> str:
     Control characters, marks of writing direction, zero-width characters, private and unassigned ones become escapes:
     what a judge reads is what a person would see.
     """
-    if _PLAIN.fullmatch(text):
+    # In a tenth of the time that a pattern takes.
+    if text.isascii() and not text.encode().translate(None, _PLAIN):
         return text
     text = _BREAKS.sub("\n", text)
     return _UNUSUAL.sub(lambda found: found[0] if _is_shown(found[0]) else _escape(found[0]), text)
@@ -42,8 +43,8 @@ def neutralised(text: str) -> str:
 
 def fenced(label: str, text: str, word: str) -> str:
     """The text within a fence."""
-    lines = "\n".join(LINE_MARK + line for line in neutralised(text).split("\n"))
-    return f"<<<{label} {word}>>>\n{lines}\n<<<end {label} {word}>>>"
+    lines = neutralised(text).replace("\n", f"\n{LINE_MARK}")
+    return f"<<<{label} {word}>>>\n{LINE_MARK}{lines}\n<<<end {label} {word}>>>"
 
 
 def _is_shown(character: str) -> bool:

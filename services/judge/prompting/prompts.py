@@ -45,6 +45,9 @@ Answer with one JSON object and nothing else, with these keys in this order:
 "{key}": {shape}"""
 
 _INDENT: Final = "    "
+# By role, as numbers: an enumeration's own hash is Python, and a trajectory has thousands of steps.
+_SPEAKERS: Final = ("", *(role.name.lower() for role in Role))
+_PARTS: Final = ("", "task", "task", "reasoning", "observation")
 _NAME_CHARACTERS: Final = 100
 
 _SHAPES: Final = {
@@ -180,8 +183,9 @@ def _texts(question: Question) -> list[str]:
     task = question.task
     texts = [task.instruction, task.patch, task.gold_patch, task.tests, task.final_response]
     for step in (step for steps in question.attempts for step in steps):
-        texts += [step.text, step.reasoning, step.name]
-        texts += [text for call in step.calls for text in (call.name, call.arguments)]
+        texts += (step.text, step.reasoning, step.name)
+        if step.calls:
+            texts += [text for call in step.calls for text in call]
     return texts
 
 
@@ -234,7 +238,7 @@ def _write(writer: _Writer, name: str, blocks: list[_Block], states: dict[int, i
     texts = []
     for step, lines, _cuts in blocks:
         state = f", action {states[step.index]}" if states and step.index in states else ""
-        texts.append("\n".join([f"[step {step.index}, {step.role.name.lower()}{state}]", *lines]))
+        texts.append("\n".join([f"[step {step.index}, {_SPEAKERS[step.role]}{state}]", *lines]))
     first, last = middle_out([len(text) for text in texts], STEPS_CHARACTERS) if texts else (0, 0)
     behind = len(blocks) - last
     for block in blocks[:first] + blocks[behind:]:
@@ -253,8 +257,9 @@ def _lines(cutter: Cutter, step: Step) -> list[str]:
     if step.reasoning:
         lines.append(_labelled("thought", cutter.cut("reasoning", step.reasoning, step.index)))
     if step.text:
-        part = {Role.TOOL: "observation", Role.ASSISTANT: "reasoning"}.get(step.role, "task")
-        label = "said" if step.role is not Role.TOOL else "error" if step.is_error else "observation"
+        part, label = _PARTS[step.role], "said"
+        if step.role is Role.TOOL:
+            label = "error" if step.is_error else "observation"
         lines.append(_labelled(label, cutter.cut(part, step.text, step.index)))
     lines += _calls(cutter, step)
     if step.images:
@@ -264,11 +269,13 @@ def _lines(cutter: Cutter, step: Step) -> list[str]:
 
 def _calls(cutter: Cutter, step: Step) -> list[str]:
     """The calls of a step; where they are too many, those in the middle are left out: a step is shown always."""
+    if not step.calls:
+        return []
     # What is left out is not worth the work on it.
     lengths = [
         min(len(call.name), _NAME_CHARACTERS) + min(len(call.arguments), LIMITS["command"]) for call in step.calls
     ]
-    first, last = middle_out(lengths, CALLS_CHARACTERS) if lengths else (0, 0)
+    first, last = middle_out(lengths, CALLS_CHARACTERS)
     behind = len(lengths) - last
     lines = [_call(cutter, step, number) for number in (*range(first), *range(behind, len(lengths)))]
     if first < behind:

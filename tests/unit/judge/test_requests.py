@@ -1,12 +1,15 @@
 """What was asked is known by the caller's words alone, and judged only where there is anything to see."""
 
-from dataclasses import fields, replace
+import json
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.judge.backends.limits import Amount
-from services.judge.model import Aggregation, Kind, Question, Role, Step, Task, ToolCall
+from services.judge.model import Aggregation, Kind, Question, Role, Step, Task, ToolCall, attempts_json
 from services.judge.requests import Request, lacks_evidence
 from tests.unit.judge.questions import IMAGES, STEPS
 
@@ -37,6 +40,34 @@ def test_every_word_of_the_caller_counts() -> None:
 
 def test_what_is_no_part_of_the_question_does_not_count() -> None:
     assert replace(REQUEST, budget=Amount(5), images=IMAGES).hash() == REQUEST.hash()
+
+
+_TEXTS = st.text() | st.sampled_from(['"', "\\", "\n", "\u2028", "\x7f", "\U0001f600", "\ud800"])
+_STEPS = st.builds(
+    Step,
+    index=st.integers(0, 10_000),
+    role=st.sampled_from(Role),
+    text=_TEXTS,
+    reasoning=_TEXTS,
+    calls=st.lists(st.builds(ToolCall, _TEXTS, _TEXTS), max_size=2).map(tuple),
+    name=_TEXTS,
+    is_error=st.booleans(),
+    images=st.lists(_TEXTS, max_size=2).map(tuple),
+    copied=st.booleans(),
+)
+
+
+@given(st.lists(st.lists(_STEPS, max_size=3).map(tuple), max_size=2).map(tuple))
+def test_steps_are_the_json_that_they_always_were(attempts: tuple[tuple[Step, ...], ...]) -> None:
+    """Stored hashes rest on it: what a step has beside its defaults, by name."""
+    given_fields = [
+        [
+            {name: value for name, value in (asdict(step) | {"role": step.role.name}).items() if value}
+            for step in attempt
+        ]
+        for attempt in attempts
+    ]
+    assert attempts_json(attempts) == json.dumps(given_fields, sort_keys=True)
 
 
 def test_every_field_of_a_step_counts() -> None:

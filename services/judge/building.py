@@ -34,14 +34,16 @@ class Prompts:
     """The prompts of a question: its attempts as they stand, and the other way round."""
 
     def __init__(self, question: Question) -> None:
-        self._questions = (question, replace(question, attempts=question.attempts[::-1]))
-        self._built: dict[bool, Prompt] = {}
+        self._question = question
+        self._built: dict[bool, tuple[Question, Prompt]] = {}
         self._turn = asyncio.Lock()
 
     async def of(self, *, swapped: bool = False) -> tuple[Question, Prompt]:
         """The question as it is put, and its prompt."""
-        question = self._questions[swapped]
         async with self._turn:
             if swapped not in self._built:
-                self._built[swapped] = await worked_out(question, lambda: build_prompt(question))
-        return question, self._built[swapped]
+                question = self._question
+                if swapped:
+                    question = replace(question, attempts=question.attempts[::-1])
+                self._built[swapped] = question, await worked_out(question, lambda: build_prompt(question))
+            return self._built[swapped]

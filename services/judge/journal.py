@@ -93,8 +93,9 @@ class Answers:
         Raises:
             UnavailableError: it still is, or the service stops.
         """
-        loop, backoff = asyncio.get_running_loop(), Backoff(0.2, 2.0)
-        end, unkept = loop.time() + _KEEP_SECONDS, 0
+        loop, unkept = asyncio.get_running_loop(), 0
+        backoff: Backoff | None = None
+        end = loop.time() + _KEEP_SECONDS
         try:
             while True:
                 try:
@@ -107,6 +108,7 @@ class Answers:
                         self._unkept += 1
                 if self._stopping.is_set():
                     end = min(end, loop.time() + _STOPPING_SECONDS)
+                backoff = backoff or Backoff(0.2, 2.0)
                 await asyncio.sleep(backoff.next())
         finally:
             self._unkept -= unkept

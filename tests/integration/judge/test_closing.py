@@ -1,92 +1,31 @@
 """A question that one answer ends: answer and verdict are durable at once, by one write, and counted once."""
 
 import asyncio
-import secrets
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
-from orchard.rewards.scores import Scored
-
-from services.common.db import connect
 from services.common.objects import ObjectStore
 from services.judge.answers.reading import Finish
 from services.judge.asking import Kept, Place
 from services.judge.backends.base import Reply
 from services.judge.journal import Answers, Closing, QuestionJournal
 from services.judge.model import (
-    Aggregation,
     Kind,
-    Parameters,
-    Provenance,
     Question,
-    Reading,
     Role,
     Step,
     Task,
-    Usage,
-    Verdict,
 )
 from services.judge.prompting.prompts import Prompt, build_prompt
-from services.judge.store.calls import Call, CallStore, Owner
-from services.judge.store.claims import NOWHERE, ClaimStore, Known, Origin
-from services.judge.store.endings import Ending, EndingStore
-from services.judge.store.lanes import Lines
-from services.judge.store.texts import TextStore
-from services.judge.store.turns import Turns
-from services.judge.store.verdicts import VerdictStore
+from services.judge.store.calls import Call
+from services.judge.store.claims import NOWHERE
+from services.judge.store.endings import Ending
+from tests.integration.judge.stores import USAGE, Stores, stores
 
 PROMPT = build_prompt(Question(Kind.OUTCOME, Task("Do it."), ((Step(0, Role.ASSISTANT, "Done."),),)))
-USAGE = Usage(calls=1, prompt_tokens=10, completion_tokens=1, cost_usd=0.5)
 SHA256 = "0" * 64
-
-
-@dataclass
-class Stores:
-    tenant: str
-    verdicts: VerdictStore
-    claims: ClaimStore
-    calls: CallStore
-    endings: EndingStore
-    texts: TextStore
-
-    @property
-    def owner(self) -> Owner:
-        return Owner(self.tenant, "run", "j", "m", "outcome", "b")
-
-    def ending(self, verdict_id: str) -> Ending:
-        parameters = Parameters(1, Aggregation.MAJORITY, 1, None, 100)
-        provenance = Provenance("[]", parameters, "outcome/2", "", 0, "", "hash", (), ())
-        reading, now = Reading(Scored(1.0)), datetime.now(UTC)
-        verdict = Verdict(verdict_id, Kind.OUTCOME, reading, None, (), provenance, USAGE, 0.1, now)
-        return Ending(self.tenant, "run", "key", verdict, None, Origin("asked", batch_id="b", item_id="i"))
-
-    async def known(self) -> Known:
-        return await self.claims.known(self.tenant, "run", "key", NOWHERE)
-
-    async def counted(self) -> tuple[int, int, int]:
-        """Calls of the day and of the batch, and the batch's items with a score."""
-        ((_judge, _model, _rubric, found),) = await self.calls.usage(self.tenant, date.min, date.max, 10)
-        batch = await self.verdicts.batch(self.tenant, "b")
-        assert batch is not None
-        return found.calls, batch.usage.calls, batch.scored
-
-
-@asynccontextmanager
-async def stores(database: str) -> AsyncIterator[Stores]:
-    engine, tenant = connect(database), f"t-{secrets.token_hex(4)}"
-    turns, lines = Turns(engine, 2), Lines(engine, 2)
-    claims, calls, endings = ClaimStore(lines), CallStore(turns, lines), EndingStore(lines)
-    made = Stores(tenant, VerdictStore(turns), claims, calls, endings, TextStore(turns))
-    await made.verdicts.begin_batch(tenant, "b", datetime.now(UTC))
-    try:
-        yield made
-    finally:
-        for lanes in (claims, calls, endings, lines):
-            await lanes.close()
-        await engine.dispose()
 
 
 async def test_a_repeat_counts_nothing_again(database: str) -> None:

@@ -32,13 +32,9 @@ from services.gateway.settings import GatewaySettings
 from services.gateway.store import SCHEMA, GatewayStore
 from services.watcher.process import AgentProber
 from tests.integration.gateway.test_agents import World
+from tests.support.history import OLDEST, PREVIOUS, ROOT, earlier_build, import_path
 from tests.support.platform import wait_until
 
-ROOT = Path(__file__).parents[3]
-# As old as agents may be with gateways of this version (services/common/versions.py): move it with that.
-OLDEST = "e4ccefc36e7a0ccd654376735ebdd1501110347a"
-# The build before this one, with every call of the contract: move it with each release.
-PREVIOUS = "050ae88af37f6531409d583be11f10142689b349"
 UID = "uid-of-an-old-agent"
 SANDBOX = "old"
 BACKSTOP = 110
@@ -69,22 +65,9 @@ def pair(request: pytest.FixtureRequest) -> Pair:
 
 
 @pytest.fixture(scope="session")
-def old_tree(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def old_tree(pair: Pair) -> Path:
     """The code of the earlier build, with its launcher built."""
-    commit, tree = pair.agent or pair.gateway, tmp_path_factory.mktemp("old")
-    if not (ROOT / ".git").exists():
-        pytest.skip(f"the earlier build, commit {commit}, is in this repository's history: use a git checkout")
-    archive = subprocess.run(
-        ["git", "-C", str(ROOT), "archive", commit, "services", "clients", "scripts"], capture_output=True
-    )
-    if archive.returncode != 0:
-        pytest.fail(
-            f"this clone lacks commit {commit}, the earlier build that today's is to work with: fetch the whole"
-            f" history (git fetch --unshallow). {archive.stderr.decode().strip()}"
-        )
-    subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
-    subprocess.run(["scripts/build-launcher"], cwd=tree, check=True)
-    return tree
+    return earlier_build(pair.agent or pair.gateway)
 
 
 @pytest.fixture(scope="session")
@@ -110,8 +93,8 @@ def folder(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def _running(tree: Path, module: str, socket: Path, environment: dict[str, str], *wrap: str) -> Iterator[None]:
     """A service of a build in a process of its own, once it listens."""
-    path = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{tree}:{tree}/clients/python/src"}
-    process = subprocess.Popen([*wrap, sys.executable, "-m", module], env={**path, **environment}, cwd=tree)
+    environment = {"PATH": os.environ["PATH"], **import_path(tree), **environment}
+    process = subprocess.Popen([*wrap, sys.executable, "-m", module], env=environment, cwd=tree)
     try:
         wait_until(lambda: process.poll() is not None or socket.exists(), module)
         assert process.poll() is None, f"{module} of {tree} ended at once"

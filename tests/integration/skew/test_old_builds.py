@@ -40,7 +40,8 @@ from tests.integration.client.test_files import (  # noqa: F401
     test_single_files_go_where_they_are_told,
     test_write_and_read_keep_every_byte,
 )
-from tests.integration.skew.conftest import OLDEST, ROOT, Pair
+from tests.integration.skew.conftest import Pair
+from tests.support.history import OLDEST, ROOT
 
 
 def test_the_agent_is_the_one_that_is_meant(sandbox: Sandbox, pair: Pair, agent_tree: Path) -> None:

@@ -16,7 +16,8 @@ from orchard.exec.v1 import exec_pb2
 from tests.integration.exec_agent.conftest import AgentProcess, Client, Output, problem, short_folder, spec
 from tests.integration.exec_agent.test_patch_kills import NEW, OLD, contents, patch
 from tests.integration.exec_agent.test_stdin import PIPE, stdin, write
-from tests.integration.skew.conftest import PREVIOUS_AGENT, ROOT, only
+from tests.integration.skew.conftest import PREVIOUS_AGENT, only
+from tests.support.history import ROOT, import_path
 
 pytestmark = only(PREVIOUS_AGENT)  # the oldest kept nothing
 
@@ -37,7 +38,7 @@ class AgentOf(AgentProcess):
 
     def start(self) -> None:
         (self.folder / "s").unlink(missing_ok=True)
-        environment = {**self.environment, "PYTHONPATH": f"{self.tree}:{self.tree}/clients/python/src"}
+        environment = {**self.environment, **import_path(self.tree)}
         self.process = subprocess.Popen([sys.executable, "-m", "services.exec_agent"], env=environment, cwd=self.tree)
         self.await_ready()
 

@@ -37,6 +37,8 @@ from services.trajectories.store.changes import changes
 from services.trajectories.store.groups import GroupStore
 from services.trajectories.store.stats import StatsStore
 from services.trajectories.store.trajectories import TrajectoryStore
+from services.trajectories.store.wholes import WholeStore
+from services.trajectories.wholes import Wholes
 
 SERVICE_NAMES: Final = ("orchard.trajectory.v1.TrajectoryService", "orchard.trajectory.v1.GroupService")
 DEPENDENCY: Final = "database"
@@ -60,7 +62,13 @@ async def run(settings: TrajectoriesSettings, tasks: TaskGroup, telemetry: Telem
         health=health,
         service_names=SERVICE_NAMES,
     )
-    servicer = TrajectoryServicer(trajectories, Exporter(store, objects), Bodies(blobs, objects, _now), server.stopping)
+    servicer = TrajectoryServicer(
+        trajectories,
+        Wholes(WholeStore(database), _now, sealed=housekeeper.wake),
+        Exporter(store, objects),
+        Bodies(blobs, objects, _now),
+        server.stopping,
+    )
     server.grpc_server.add_generic_rpc_handlers((servicer.handlers(),))
     group_service_pb2_grpc.add_GroupServiceServicer_to_server(
         GroupServicer(Groups(GroupStore(database), _now)), server.grpc_server

@@ -177,6 +177,34 @@ class NewStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Whole:
+    """A checked trajectory that is stored in one piece; see orchard.trajectory.v1.NewTrajectory.
+
+    Attributes:
+        description: what it is.
+        writer: who writes.
+        take_over: whether in the place of another writer.
+        steps: all of its steps, by index from 0.
+        annotation: its judgements; None without any.
+        status: how it ended; OPEN: it is not sealed.
+        message: why it failed or was aborted.
+    """
+
+    description: Description
+    writer: str
+    take_over: bool
+    steps: tuple[NewStep, ...] = field(repr=False)
+    annotation: Annotation | None
+    status: Status
+    message: str
+
+    @property
+    def trajectory_id(self) -> str:
+        """Its id."""
+        return self.description.trajectory_id
+
+
+@dataclass(frozen=True, slots=True)
 class Range:
     """Bounds, both inclusive; None: open."""
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
-from services.common.errors import (
-    AlreadyExistsError,
-    FailedPreconditionError,
-    InternalError,
-    NotFoundError,
-    UnavailableError,
-)
+from services.common.errors import InternalError, UnavailableError
 from services.common.hub import Hubs
 from services.common.logs import get_logger
 from services.common.objects import ObjectNotFoundError, ObjectStore
@@ -33,10 +26,11 @@ from services.trajectories.model import (
     Trajectory,
 )
 from services.trajectories.packing import DamagedError, Run, frame, runs, unpacked
+from services.trajectories.refusals import described_otherwise, not_annotated, not_found, not_sealed
 from services.trajectories.store.annotations import AnnotationStore
 from services.trajectories.store.appends import Append
 from services.trajectories.store.stats import StatsStore
-from services.trajectories.store.trajectories import Deleted, TrajectoryStore
+from services.trajectories.store.trajectories import Deleted, End, TrajectoryStore
 
 _log = get_logger(__name__)
 
@@ -73,16 +67,9 @@ class Trajectories:
         """Open a trajectory; see TrajectoryService.CreateTrajectory."""
         if not description.trajectory_id:
             description = replace(description, trajectory_id=f"tr-{secrets.token_hex(12)}")
-        tools_hash = _sha256(description.tools_json) if description.tools_json else ""
-        plain = [(field.name, getattr(description, field.name)) for field in fields(description)]
-        shape = repr([(name, sorted(value.items()) if name == "labels" else value) for name, value in plain])
-        found, same = await self._store.create(tenant, description, tools_hash, _sha256(shape), self._clock())
+        found, same = await self._store.create(tenant, description, self._clock())
         if not same:
-            raise AlreadyExistsError(
-                f"trajectory {description.trajectory_id!r} exists with another description; choose another id",
-                reason="TRAJECTORY_EXISTS",
-                trajectory_id=description.trajectory_id,
-            )
+            raise described_otherwise(description.trajectory_id)
         return found
 
     async def append(self, append: Append) -> int:
@@ -93,48 +80,29 @@ class Trajectories:
         self, tenant: str, trajectory_id: str, status: Status, message: str, expected_steps: int | None
     ) -> Trajectory:
         """End a trajectory; see TrajectoryService.SealTrajectory."""
-        found, sealed = await self._store.seal(tenant, trajectory_id, status, message, expected_steps, self._clock())
+        end = End(trajectory_id, status, message, expected_steps)
+        found, sealed = await self._store.seal(tenant, end, self._clock())
         if found is None:
-            raise _not_found(trajectory_id)
+            raise not_found(trajectory_id)
         if sealed:
             self._sealed()
-        if found.status is Status.OPEN:
-            raise FailedPreconditionError(
-                f"trajectory {trajectory_id!r} has {found.totals.steps} steps, not {expected_steps}; append the rest",
-                reason="STEPS_MISSING",
-                trajectory_id=trajectory_id,
-                next_index=found.totals.steps,
-            )
-        if not sealed and found.status is not status:
-            raise FailedPreconditionError(
-                f"trajectory {trajectory_id!r} was sealed as {found.status.name}",
-                reason="TRAJECTORY_SEALED",
-                trajectory_id=trajectory_id,
-                status=found.status.name,
-            )
+            return found
+        refused = not_sealed(
+            trajectory_id, now=found.status, steps=found.totals.steps, wanted=status, expected=expected_steps
+        )
+        if refused is not None:
+            raise refused
         return found
 
     async def annotate(self, tenant: str, trajectory_id: str, annotation: Annotation) -> Trajectory:
         """Add judgements; see TrajectoryService.AnnotateTrajectory."""
-        content = _sha256(repr((annotation.rewards, annotation.step_values, sorted(annotation.labels.items()))))
         named = annotation if annotation.annotation_id else replace(annotation, annotation_id=secrets.token_hex(12))
-        outcome, found = await self._annotations.add(tenant, trajectory_id, named, content, self._clock())
+        outcome, found = await self._annotations.add(tenant, trajectory_id, named, self._clock())
         if found is None:
-            raise _not_found(trajectory_id)
-        if outcome == "ahead":
-            values = enumerate(annotation.step_values)
-            position, value = next(pair for pair in values if pair[1].index > found.totals.steps)
-            raise FailedPreconditionError(
-                f"step_values[{position}] is of step {value.index}; the trajectory has {found.totals.steps}",
-                reason="STEP_NOT_FOUND",
-                trajectory_id=trajectory_id,
-            )
-        if outcome == "other":
-            raise AlreadyExistsError(
-                f"annotation id {annotation.annotation_id!r} was used with other content; choose another",
-                reason="ANNOTATION_EXISTS",
-                annotation_id=annotation.annotation_id,
-            )
+            raise not_found(trajectory_id)
+        refused = not_annotated(outcome, trajectory_id, named, found.totals.steps)
+        if refused is not None:
+            raise refused
         return found
 
     async def delete(self, tenant: str, wanted: Filter, *, include_open: bool, limit: int, dry_run: bool) -> Deleted:
@@ -153,7 +121,7 @@ class Trajectories:
         """
         found = await self._store.get(tenant, trajectory_id)
         if found is None:
-            raise _not_found(trajectory_id)
+            raise not_found(trajectory_id)
         return found
 
     async def step_values(self, keys: Sequence[int]) -> dict[int, list[StepValue]]:
@@ -238,7 +206,7 @@ class Trajectories:
         """What it is now. One that was made under its id after it was deleted is another."""
         found = await self.get(trajectory.tenant, trajectory.description.trajectory_id)
         if found.key != trajectory.key:
-            raise _not_found(trajectory.description.trajectory_id)
+            raise not_found(trajectory.description.trajectory_id)
         return found
 
     async def count(self, tenant: str, wanted: Filter) -> int:
@@ -255,10 +223,6 @@ class Trajectories:
         self._changes.wake()
 
 
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def _damaged(trajectory: Trajectory) -> InternalError:
     trajectory_id = trajectory.description.trajectory_id
     _log.error("a packed object is damaged", trajectory_id=trajectory_id, object_name=trajectory.object_name)
@@ -267,10 +231,4 @@ def _damaged(trajectory: Trajectory) -> InternalError:
         "restored, the service's log names it, or delete the trajectory",
         reason="OBJECT_DAMAGED",
         trajectory_id=trajectory_id,
-    )
-
-
-def _not_found(trajectory_id: str) -> NotFoundError:
-    return NotFoundError(
-        f"there is no trajectory {trajectory_id!r}", reason="TRAJECTORY_NOT_FOUND", trajectory_id=trajectory_id
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from datetime import datetime
@@ -15,17 +14,19 @@ from orchard.trajectory.v1 import trajectory_pb2
 from orchard.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.common.auth import principal
-from services.common.errors import InvalidArgumentError
+from services.common.errors import InvalidArgumentError, OrchardError
 from services.common.pages import bad_token, decode_token, encode_token
 from services.common.validation import Fields
 from services.trajectories import servicer_values as values
 from services.trajectories.bodies import Bodies
 from services.trajectories.exporting import Exporter
-from services.trajectories.model import BlobReference, NewStep, Order, Status
+from services.trajectories.model import BlobReference, NewStep, Order, Status, Whole
 from services.trajectories.service import Trajectories
 from services.trajectories.servicer_export import messages
-from services.trajectories.servicer_steps import new_step
+from services.trajectories.servicer_steps import new_steps
+from services.trajectories.servicer_wholes import check_call, new_whole
 from services.trajectories.store.appends import Append
+from services.trajectories.wholes import Wholes, naming
 
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["TrajectoryService"]
 
@@ -33,8 +34,16 @@ _SERVICE: Final = pb.DESCRIPTOR.services_by_name["TrajectoryService"]
 class TrajectoryServicer:
     """Serves orchard.trajectory.v1.TrajectoryService. Steps go out as they are stored, so two methods answer bytes."""
 
-    def __init__(self, trajectories: Trajectories, exporter: Exporter, bodies: Bodies, stopping: asyncio.Event) -> None:
+    def __init__(
+        self,
+        trajectories: Trajectories,
+        wholes: Wholes,
+        exporter: Exporter,
+        bodies: Bodies,
+        stopping: asyncio.Event,
+    ) -> None:
         self._trajectories = trajectories
+        self._wholes = wholes
         self._exporter = exporter
         self._bodies = bodies
         self._stopping = stopping
@@ -79,10 +88,7 @@ class TrajectoryServicer:
                 continue
             if request.WhichOneof("part") != "steps":
                 raise InvalidArgumentError.of("steps", "every message after the first has steps")
-            steps = [await new_step(step, tenant, self._bodies) for step in request.steps.steps]
-            for before, after in itertools.pairwise(steps):
-                if after.index != before.index + 1:
-                    raise InvalidArgumentError.of(f"steps[{after.index}].index", f"must be {before.index + 1}")
+            steps = await new_steps(request.steps.steps, tenant, self._bodies)
             next_index = await self._append(tenant, start, steps)
         if start is None:
             raise InvalidArgumentError.of("start", "the stream ended before its first message")
@@ -104,15 +110,39 @@ class TrajectoryServicer:
         """See trajectory_service.proto."""
         fields = Fields()
         values.check_id(fields, "trajectory_id", request.trajectory_id)
-        final = int(request.status) in {Status.COMPLETED.value, Status.FAILED.value, Status.ABORTED.value}
-        fields.check(final, "status", "must be COMPLETED, FAILED or ABORTED")
-        fields.text("message", request.message, maximum=4096)
+        values.check_end(fields, request.status, request.message)
         fields.done()
         expected = request.expected_steps if request.HasField("expected_steps") else None
         found = await self._trajectories.seal(
             principal().tenant, request.trajectory_id, Status(request.status), request.message, expected
         )
         return pb.SealTrajectoryResponse(trajectory=values.trajectory_message(found))
+
+    async def StoreTrajectories(  # noqa: N802
+        self,
+        request: pb.StoreTrajectoriesRequest,
+        context: Any,  # noqa: ARG002
+    ) -> pb.StoreTrajectoriesResponse:
+        """See trajectory_service.proto."""
+        check_call(request)
+        tenant, wholes = principal().tenant, list[Whole]()
+        refused: OrchardError | None = None
+        for position, message in enumerate(request.trajectories):
+            try:
+                with naming(position, message.trajectory.trajectory_id):
+                    wholes.append(await new_whole(message, tenant, self._bodies))
+            except OrchardError as error:
+                refused = error
+                break
+        sealed = await self._wholes.store(tenant, wholes)
+        if refused is not None:
+            raise refused
+        return pb.StoreTrajectoriesResponse(
+            trajectories=[
+                pb.StoredTrajectory(trajectory_id=whole.trajectory_id, was_sealed=was)
+                for whole, was in zip(wholes, sealed, strict=True)
+            ]
+        )
 
     async def GetTrajectory(  # noqa: N802
         self,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 from orchard.trajectory.v1 import trajectory_pb2
 
+from services.common.errors import InvalidArgumentError
 from services.common.validation import Fields
 from services.trajectories.bodies import Bodies
 from services.trajectories.model import BlobReference, NewStep, Totals
@@ -19,6 +21,22 @@ _MOST_TOKENS: Final = 1 << 40
 _MOST_COST: Final = 1e12
 SHA256: Final = re.compile(r"[0-9a-f]{64}\Z")
 _ROLES: Final = range(trajectory_pb2.ROLE_SYSTEM, trajectory_pb2.ROLE_TOOL + 1)
+
+
+async def new_steps(
+    messages: Sequence[trajectory_pb2.Step], tenant: str, bodies: Bodies, *, first: int | None = None
+) -> list[NewStep]:
+    """Checked steps in a row; `first`: the index that the first one must have.
+
+    Raises:
+        InvalidArgumentError: a field breaks its rule.
+    """
+    expected = first
+    for message in messages:
+        if expected is not None and message.index != expected:
+            raise InvalidArgumentError.of(f"steps[{message.index}].index", f"must be {expected}")
+        expected = message.index + 1
+    return [await new_step(message, tenant, bodies) for message in messages]
 
 
 async def new_step(message: trajectory_pb2.Step, tenant: str, bodies: Bodies) -> NewStep:

@@ -103,6 +103,14 @@ def description(message: trajectory_pb2.Trajectory) -> Description:
     )
 
 
+def check_end(fields: Fields, status: int, message: str, *, opened: bool = False) -> None:
+    """How a trajectory ends; with `opened` it may also stay open."""
+    names = ("OPEN", "COMPLETED", "FAILED", "ABORTED")[0 if opened else 1 :]
+    known = status in {Status[name].value for name in names}
+    fields.check(known, "status", f"must be {', '.join(names[:-1])} or {names[-1]}")
+    fields.text("message", message, maximum=4096)
+
+
 def trajectory_message(found: Trajectory) -> trajectory_pb2.Trajectory:
     """The wire form."""
     message = trajectory_pb2.Trajectory()

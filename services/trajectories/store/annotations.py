@@ -11,30 +11,56 @@ from psycopg.types.json import Jsonb
 
 from services.common.db import Database
 from services.trajectories.model import Annotation, Reward, RewardState, StepValue, Trajectory
-from services.trajectories.store.rows import OUTCOME, Connection, fetch, reward, step_value, trajectories_of
+from services.trajectories.store.rows import (
+    OUTCOME,
+    Connection,
+    columns_of,
+    fetch,
+    reward,
+    sha256_of,
+    step_value,
+    trajectories_of,
+)
 from services.trajectories.store.tables import COLUMNS, SCHEMA
 
 _LOCK: Final = f"""
-    SELECT {COLUMNS} FROM {SCHEMA}.trajectories WHERE tenant = %s AND trajectory_id = %s FOR UPDATE
+    SELECT {COLUMNS} FROM {SCHEMA}.trajectories WHERE tenant = %s AND trajectory_id = ANY(%s) ORDER BY key FOR UPDATE
 """  # noqa: S608 (names of our own, here and below)
 _ADD: Final = f"""
     INSERT INTO {SCHEMA}.annotations (trajectory_key, annotation_id, content_hash, labels, time)
-    VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING RETURNING key
+    SELECT trajectory_key, annotation_id, content_hash, labels, %s
+    FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::jsonb[]) WITH ORDINALITY
+        AS news (trajectory_key, annotation_id, content_hash, labels, place)
+    ORDER BY place ON CONFLICT DO NOTHING RETURNING key, trajectory_key
 """  # noqa: S608
 _KNOWN: Final = f"""
-    SELECT content_hash FROM {SCHEMA}.annotations WHERE trajectory_key = %s AND annotation_id = %s
+    SELECT trajectory_key, content_hash FROM {SCHEMA}.annotations
+    JOIN unnest(%s::bigint[], %s::text[]) AS wanted (trajectory_key, annotation_id)
+    USING (trajectory_key, annotation_id)
 """  # noqa: S608
-_REWARD: Final = f"""
+# What is behind counts as newer: rows are numbered in the order in which they are given.
+_REWARDS: Final = f"""
     INSERT INTO {SCHEMA}.rewards (trajectory_key, annotation_key, name, state, value, reason, judge, rubric, version,
-        details_json, time) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+        details_json, time)
+    SELECT trajectory_key, annotation_key, name, state, value, reason, judge, rubric, version, details_json, %s
+    FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::smallint[], %s::float8[], %s::text[], %s::text[],
+        %s::text[], %s::text[], %s::text[]) WITH ORDINALITY AS news (trajectory_key, annotation_key, name, state,
+        value, reason, judge, rubric, version, details_json, place)
+    ORDER BY place
 """  # noqa: S608
-_VALUE: Final = f"""
+_VALUES: Final = f"""
     INSERT INTO {SCHEMA}.step_values (trajectory_key, annotation_key, "index", name, value, judge, version)
-    VALUES (%s, %s, %s, %s, %s, %s, %s)
+    SELECT trajectory_key, annotation_key, "index", name, value, judge, version
+    FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::text[], %s::float8[], %s::text[], %s::text[])
+        WITH ORDINALITY AS news (trajectory_key, annotation_key, "index", name, value, judge, version, place)
+    ORDER BY place
 """  # noqa: S608
 _CHANGE: Final = f"""
-    UPDATE {SCHEMA}.trajectories SET labels = %(labels)s, outcome_state = %(outcome_state)s,
-        outcome_value = %(outcome_value)s WHERE key = %(key)s
+    UPDATE {SCHEMA}.trajectories t SET labels = news.labels, outcome_state = news.outcome_state,
+        outcome_value = news.outcome_value
+    FROM unnest(%s::bigint[], %s::jsonb[], %s::smallint[], %s::float8[])
+        AS news (key, labels, outcome_state, outcome_value)
+    WHERE t.key = news.key
 """  # noqa: S608
 _BEHIND: Final = 9223372036854775807
 _PAGE: Final = f"""
@@ -50,38 +76,15 @@ class AnnotationStore:
         self._database = database
 
     async def add(
-        self, tenant: str, trajectory_id: str, annotation: Annotation, content_hash: str, now: datetime
+        self, tenant: str, trajectory_id: str, annotation: Annotation, now: datetime
     ) -> tuple[str, Trajectory | None]:
-        """Add an annotation; returns added, same (it is there), other (its id has other content), ahead (a value is of
-        a step that is not there) or missing, and the trajectory as it is then.
-        """
+        """Add an annotation; what became of it (see `annotate_all`), and the trajectory as it is then."""
         async with self._database.driver() as connection:
-            rows = await fetch(connection, _LOCK, [tenant, trajectory_id])
-            if not rows:
-                return "missing", None
-            outcome = await self._add(connection, rows[0], annotation, content_hash, now)
-            (found,) = await trajectories_of(connection, rows)
+            ((outcome, row),) = await annotate_all(connection, tenant, {trajectory_id: annotation}, now)
+            if row is None:
+                return outcome, None
+            (found,) = await trajectories_of(connection, [row])
         return outcome, found
-
-    @staticmethod
-    async def _add(
-        connection: Connection, row: dict[str, Any], annotation: Annotation, content_hash: str, now: datetime
-    ) -> str:
-        key: int = row["key"]
-        # State T, behind the last action, has a value too.
-        if any(value.index > row["steps"] for value in annotation.step_values):
-            return "ahead"
-        values = [key, annotation.annotation_id, content_hash, Jsonb(dict(annotation.labels)), now]
-        added = await fetch(connection, _ADD, values)
-        if not added:
-            (known,) = await fetch(connection, _KNOWN, [key, annotation.annotation_id])
-            return "same" if known["content_hash"] == content_hash else "other"
-        await _insert(connection, key, added[0]["key"], annotation, now)
-        changes = _changes(row["labels"], annotation)
-        if changes:
-            row.update(changes)
-            await connection.execute(_CHANGE, row | {"labels": Jsonb(row["labels"])})
-        return "added"
 
     async def page(self, key: int, before: int | None, count: int) -> tuple[list[Annotation], int | None]:
         """Annotations behind the position `before`, newest first, and the position of the last if more may follow."""
@@ -103,16 +106,71 @@ class AnnotationStore:
         return found, keys[-1] if len(rows) == count else None
 
 
-async def _insert(connection: Connection, key: int, annotation_key: int, annotation: Annotation, now: datetime) -> None:
+async def annotate_all(
+    connection: Connection, tenant: str, annotations: Mapping[str, Annotation], now: datetime
+) -> list[tuple[str, dict[str, Any] | None]]:
+    """Add annotations within a transaction, by the ids of their trajectories.
+
+    Returns, of each, added, same (it is there), other (its id has other content), ahead (a value is of a step that is
+    not there) or missing; and the trajectory's row.
+    """
+    found = {row["trajectory_id"]: row for row in await fetch(connection, _LOCK, [tenant, list(annotations)])}
+    outcomes = {name: "ahead" if name in found else "missing" for name in annotations}
+    # State T, behind the last action, has a value too.
+    news = [
+        (found[name], annotation)
+        for name, annotation in annotations.items()
+        if name in found and all(value.index <= found[name]["steps"] for value in annotation.step_values)
+    ]
+    hashes = [_content_hash(annotation) for _row, annotation in news]
+    named: list[list[Any]] = [
+        [row["key"] for row, _annotation in news],
+        [annotation.annotation_id for _row, annotation in news],
+    ]
+    labels = [Jsonb(dict(annotation.labels)) for _row, annotation in news]
+    rows = await fetch(connection, _ADD, [now, *named, hashes, labels])
+    keys = {row["trajectory_key"]: row["key"] for row in rows}
+    known = await fetch(connection, _KNOWN, named) if len(keys) < len(news) else ()
+    said = {row["trajectory_key"]: row["content_hash"] for row in known}
+    for (row, _annotation), content in zip(news, hashes, strict=True):
+        there = "same" if said.get(row["key"]) == content else "other"
+        outcomes[row["trajectory_id"]] = "added" if row["key"] in keys else there
+    await _insert(connection, [(keys[row["key"]], row, one) for row, one in news if row["key"] in keys], now)
+    return [(outcomes[name], found.get(name)) for name in annotations]
+
+
+def _content_hash(annotation: Annotation) -> str:
+    return sha256_of(repr((annotation.rewards, annotation.step_values, sorted(annotation.labels.items()))))
+
+
+async def _insert(
+    connection: Connection, news: Sequence[tuple[int, dict[str, Any], Annotation]], now: datetime
+) -> None:
+    """Write what annotations say, and bring the trajectories' rows in step; each with the annotation's key."""
     rewards = [
-        (one.name, one.state.value, one.value, one.reason, one.judge, one.rubric, one.version, one.details_json, now)
+        (
+            *(row["key"], key, one.name, one.state.value, one.value, one.reason, one.judge, one.rubric),
+            *(one.version, one.details_json),
+        )
+        for key, row, annotation in news
         for one in annotation.rewards
     ]
-    values = [(one.index, one.name, one.value, one.judge, one.version) for one in annotation.step_values]
-    async with connection.cursor() as cursor:
-        for query, rows in ((_REWARD, rewards), (_VALUE, values)):
-            if rows:
-                await cursor.executemany(query, [(key, annotation_key, *row) for row in rows])
+    values = [
+        (row["key"], key, one.index, one.name, one.value, one.judge, one.version)
+        for key, row, annotation in news
+        for one in annotation.step_values
+    ]
+    if rewards:
+        await connection.execute(_REWARDS, [now, *columns_of(rewards)])
+    if values:
+        await connection.execute(_VALUES, columns_of(values))
+    changed = []
+    for _key, row, annotation in news:
+        if changes := _changes(row["labels"], annotation):
+            row.update(changes)
+            changed.append((row["key"], Jsonb(row["labels"]), row["outcome_state"], row["outcome_value"]))
+    if changed:
+        await connection.execute(_CHANGE, columns_of(changed))
 
 
 def _changes(labels: Mapping[str, str], annotation: Annotation) -> dict[str, Any]:
@@ -121,7 +179,7 @@ def _changes(labels: Mapping[str, str], annotation: Annotation) -> dict[str, Any
     outcomes = [one for one in annotation.rewards if one.name == OUTCOME]
     if outcomes:
         scored = outcomes[-1].state is RewardState.SCORED
-        changes |= {"outcome_state": outcomes[-1].state, "outcome_value": outcomes[-1].value if scored else None}
+        changes |= {"outcome_state": outcomes[-1].state.value, "outcome_value": outcomes[-1].value if scored else None}
     if annotation.labels:
         merged = {**labels, **annotation.labels}
         changes["labels"] = {name: value for name, value in merged.items() if value}

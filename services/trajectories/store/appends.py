@@ -7,21 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from psycopg import AsyncConnection
-
 from services.common.db import Database
 from services.common.errors import (
     AbortedError,
     FailedPreconditionError,
-    NotFoundError,
     OrchardError,
     ResourceExhaustedError,
 )
 from services.trajectories.model import NewStep, Status, Totals
-from services.trajectories.store.changes import CHANNEL, KEYS_A_NOTICE, NOTIFY, payloads
+from services.trajectories.refusals import not_found, written_by_another
+from services.trajectories.store.changes import NOTIFY, payloads, told
+from services.trajectories.store.rows import Connection, columns_of
 from services.trajectories.store.tables import COUNTS, SCHEMA
 
-Connection = AsyncConnection[Any]
 STEPS_MOST: Final = 100_000
 _SUMS: Final = tuple(name for name in COUNTS if name != "longest_tokens")
 
@@ -108,20 +106,25 @@ class AppendStore:
     async def _append_any(self, appends: Sequence[Append]) -> list[int | OrchardError]:
         """Add the steps of each, or say why not."""
         async with self._database.driver() as connection:
-            targets = await _targets(connection, {(append.tenant, append.trajectory_id) for append in appends})
-            blobs = await _hold_blobs(connection, appends)
-            results = [
-                await _apply(connection, targets.get((append.tenant, append.trajectory_id)), append, blobs)
-                for append in appends
-            ]
-            changed = [target for target in targets.values() if target.added]
-            if changed:
-                await _insert_steps(connection, changed)
-                await _refer(connection, changed)
-                for payload in payloads([target.key for target in changed]):
-                    await connection.execute(NOTIFY, [payload])
-            await _update(connection, [target for target in targets.values() if target.status is Status.OPEN])
-        return results
+            return await append_all(connection, appends)
+
+
+async def append_all(connection: Connection, appends: Sequence[Append]) -> list[int | OrchardError]:
+    """Add the steps of each within a transaction: the index of the trajectory's next step, or why not."""
+    targets = await _targets(connection, {(append.tenant, append.trajectory_id) for append in appends})
+    blobs = await _hold_blobs(connection, appends)
+    results = [
+        await _apply(connection, targets.get((append.tenant, append.trajectory_id)), append, blobs)
+        for append in appends
+    ]
+    changed = [target for target in targets.values() if target.added]
+    if changed:
+        await _insert_steps(connection, changed)
+        await _refer(connection, changed)
+        for payload in payloads([target.key for target in changed]):
+            await connection.execute(NOTIFY, [payload])
+    await _update(connection, [target for target in targets.values() if target.status is Status.OPEN])
+    return results
 
 
 def _plain(appends: Sequence[Append]) -> dict[int, Append]:
@@ -170,10 +173,7 @@ _PLAIN: Final = f"""
         INSERT INTO {SCHEMA}.steps (trajectory_key, "index", body)
         SELECT changed.key, s."index", s.body
         FROM unnest(%b::bigint[], %b::bigint[], %b::bytea[]) AS s (place, "index", body) JOIN changed USING (place)
-    ), told AS (
-        SELECT pg_notify('{CHANNEL}', string_agg(key::text, ','))
-        FROM (SELECT key, row_number() OVER () / {KEYS_A_NOTICE} AS part FROM changed) AS parts GROUP BY part
-    )
+    ), told AS ({told("changed")})
     SELECT place, (SELECT count(*) FROM told) FROM changed
 """  # noqa: S608
 _HOLD: Final = f"""
@@ -235,7 +235,7 @@ async def _apply(
     """Note what an append adds; checks first, so that a refused one adds nothing."""
     refused = _refusal(target, append, blobs)
     if refused is not None or target is None:
-        return refused or _not_found(append.trajectory_id)
+        return refused or not_found(append.trajectory_id)
     repeated = [step for step in append.steps if step.index < target.next_index]
     if repeated and not await _same(connection, target, repeated):
         return AbortedError(
@@ -264,17 +264,13 @@ async def _apply(
 def _refusal(target: _Target | None, append: Append, blobs: set[tuple[str, str]]) -> OrchardError | None:
     name = append.trajectory_id
     if target is None:
-        return _not_found(name)
+        return not_found(name)
     if target.status is not Status.OPEN:
         return FailedPreconditionError(
             f"trajectory {name!r} is sealed; nothing can be appended", reason="TRAJECTORY_SEALED", trajectory_id=name
         )
     if target.writer not in ("", append.writer) and not append.take_over:
-        return AbortedError(
-            f"another writer has trajectory {name!r}; set take_over to write in its place",
-            reason="WRITER_CONFLICT",
-            trajectory_id=name,
-        )
+        return written_by_another(name)
     if append.steps and append.steps[-1].index >= STEPS_MOST:
         return ResourceExhaustedError(
             f"a trajectory has at most {STEPS_MOST:,} steps; begin another one", reason="TOO_MANY_STEPS"
@@ -302,7 +298,7 @@ async def _same(connection: Connection, target: _Target, steps: Sequence[NewStep
 
 async def _insert_steps(connection: Connection, targets: Sequence[_Target]) -> None:
     rows = [(target.key, step.index, step.body) for target in targets for step in target.added]
-    await connection.execute(_INSERT, [list(column) for column in zip(*rows, strict=True)])
+    await connection.execute(_INSERT, columns_of(rows))
 
 
 async def _refer(connection: Connection, targets: Sequence[_Target]) -> None:
@@ -310,7 +306,7 @@ async def _refer(connection: Connection, targets: Sequence[_Target]) -> None:
         (target.key, blob.sha256, target.tenant) for target in targets for step in target.added for blob in step.blobs
     }
     if rows:
-        await connection.execute(_REFER, [list(column) for column in zip(*sorted(rows), strict=True)])
+        await connection.execute(_REFER, columns_of(sorted(rows)))
 
 
 async def _update(connection: Connection, targets: Sequence[_Target]) -> None:
@@ -331,10 +327,4 @@ def sum_of(totals: Sequence[Totals]) -> Totals:
         cost_usd=sum(one.cost_usd for one in totals),
         longest_tokens=max(one.longest_tokens for one in totals),
         **{name: sum(getattr(one, name) for one in totals) for name in _SUMS},
-    )
-
-
-def _not_found(trajectory_id: str) -> NotFoundError:
-    return NotFoundError(
-        f"there is no trajectory {trajectory_id!r}", reason="TRAJECTORY_NOT_FOUND", trajectory_id=trajectory_id
     )

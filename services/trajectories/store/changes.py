@@ -23,6 +23,14 @@ NOTIFY: Final = f"SELECT pg_notify('{CHANNEL}', %s)"
 """Tells of changes, for the driver itself, once the transaction is committed; takes one of `payloads`."""
 
 
+def told(changed: str) -> str:
+    """The same as a part of a statement, of keys of a part before it."""
+    return f"""
+        SELECT pg_notify('{CHANNEL}', string_agg(key::text, ','))
+        FROM (SELECT key, row_number() OVER () / {KEYS_A_NOTICE} AS part FROM {changed}) AS parts GROUP BY part
+    """  # noqa: S608 (names of our own)
+
+
 def payloads(keys: Sequence[int]) -> list[str]:
     """What notices say of changed trajectories."""
     return [",".join(map(str, keys[start : start + KEYS_A_NOTICE])) for start in range(0, len(keys), KEYS_A_NOTICE)]

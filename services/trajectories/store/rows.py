@@ -5,8 +5,9 @@ Queries go to the driver itself: what SQLAlchemy costs a statement is more than 
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from operator import itemgetter
 from typing import Any, Final
@@ -57,6 +58,16 @@ _STEPS: Final = f"""
 
 
 _LAST: Final = 1 << 62  # behind every step, and far enough from where the database's numbers end
+
+
+def sha256_of(text: str) -> str:
+    """Of its UTF-8, hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def columns_of(rows: Iterable[Sequence[Any]]) -> list[list[Any]]:
+    """Rows of values as columns, for unnest; at least one row."""
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 async def fetch(connection: Connection, query: str, values: Sequence[Any] | Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -142,6 +142,32 @@ async def calls(process: ServiceProcess) -> AsyncIterator[Calls]:
         yield Calls(process, channel)
 
 
+async def exported(calls: Calls, **wanted) -> list[trajectory_service_pb2.WholeTrajectory]:
+    """An export in either form, as trajectories; none of its messages is larger than a mebibyte."""
+    found: list[trajectory_service_pb2.WholeTrajectory] = []
+    ended = True
+    async for response in calls.ExportTrajectories(trajectory_service_pb2.ExportTrajectoriesRequest(**wanted)):
+        assert response.ByteSize() <= 1 << 20
+        if response.whole:
+            assert wanted.get("several")
+            assert ended, "a trajectory within the pieces of another"
+            found += response.whole
+            continue
+        if response.HasField("trajectory"):
+            assert ended
+            found.append(
+                trajectory_service_pb2.WholeTrajectory(trajectory=response.trajectory, step_values=response.step_values)
+            )
+            ended = False
+        if response.steps:
+            found[-1].steps.extend(response.steps)
+        if response.resume_token:
+            found[-1].resume_token = response.resume_token
+            ended = True
+    assert ended
+    return found
+
+
 def step(index: int, text: str = "", role=trajectory_pb2.ROLE_ASSISTANT, **fields) -> trajectory_pb2.Step:
     return trajectory_pb2.Step(index=index, role=role, content=[{"text": text or f"step {index}"}], **fields)
 

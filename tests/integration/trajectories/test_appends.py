@@ -26,7 +26,7 @@ from services.trajectories.store.blobs import BlobIndex
 from services.trajectories.store.changes import CHANNEL, KEYS_A_NOTICE
 from services.trajectories.store.rows import Connection
 from services.trajectories.store.tables import SCHEMA, TRAJECTORIES
-from services.trajectories.store.trajectories import TrajectoryStore
+from services.trajectories.store.trajectories import End, TrajectoryStore
 from tests.integration.trajectories.conftest import TABLES
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -50,7 +50,7 @@ def store(db: Database) -> TrajectoryStore:
 
 async def create(store: TrajectoryStore, *names: str) -> None:
     for name in names:
-        await store.create("t", Description(trajectory_id=name), "", "hash", NOW)
+        await store.create("t", Description(trajectory_id=name), NOW)
 
 
 def an_append(name: str, first: int, *bodies: bytes, writer: str = "w", **fields) -> Append:
@@ -66,7 +66,7 @@ async def test_a_batch_of_every_kind_of_append_gets_each_its_own_answer(db: Data
     appends = AppendStore(db)
     begun = [an_append(name, 0, b"0", b"1") for name in ("goes-on", "repeated", "other", "gap", "twice", "sealed")]
     assert await appends.append([*begun, an_append("taken", 0, b"0", writer="first")]) == [2] * 6 + [1]
-    await store.seal("t", "sealed", Status.COMPLETED, "", None, NOW)
+    await store.seal("t", End("sealed", Status.COMPLETED, "", None), NOW)
     async with BlobIndex(db).storing("t", BLOB, NOW):
         pass
     batch: list[tuple[Append, int | type[OrchardError]]] = [
@@ -139,7 +139,7 @@ async def test_a_seal_takes_the_step_that_comes_as_it_looks(
 
     monkeypatch.setattr(trajectories, "_one", late)
     for name, expected in (("late", (Status.COMPLETED, 1, True)), ("never", (Status.OPEN, 0, False))):
-        found, sealed = await store.seal("t", name, Status.COMPLETED, "", 1, NOW)
+        found, sealed = await store.seal("t", End(name, Status.COMPLETED, "", 1), NOW)
         assert found is not None
         assert (found.status, found.totals.steps, sealed) == expected
 

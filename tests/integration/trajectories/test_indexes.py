@@ -62,7 +62,7 @@ def test_a_page_anywhere_in_a_list_is_read_in_its_order(
 
 async def test_counts_read_no_row(own_database: str, planner: psycopg.Connection[Any]) -> None:
     db = Database(connect(own_database))
-    await TrajectoryStore(db).create("counted", Description(trajectory_id="0", dataset="d"), "", "hash", NOW)
+    await TrajectoryStore(db).create("counted", Description(trajectory_id="0", dataset="d"), NOW)
     await db.close()
     columns = ", ".join(column.name for column in TRAJECTORIES.c if column.name not in ("key", "trajectory_id"))
     planner.execute(
@@ -98,10 +98,10 @@ async def test_outcomes_of_before_are_listed_after_the_migration_and_back(own_da
 
     try:
         for number, value in enumerate((0.5, None, 1.0)):
-            await store.create("t", Description(trajectory_id=f"t{number}"), "", "hash", NOW)
+            await store.create("t", Description(trajectory_id=f"t{number}"), NOW)
             if value is not None:
                 reward = Reward("outcome", RewardState.SCORED, value)
-                await annotations.add("t", f"t{number}", Annotation("a", (reward,)), "hash", NOW)
+                await annotations.add("t", f"t{number}", Annotation("a", (reward,)), NOW)
         before = await listed()
         assert "IS NULL" in await index_of_outcomes(own_database)
         migrate(own_database, schema=SCHEMA, migrations=MIGRATIONS)

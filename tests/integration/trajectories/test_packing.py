@@ -20,7 +20,7 @@ from services.trajectories.packing import frame, unpacked
 from services.trajectories.store.annotations import AnnotationStore
 from services.trajectories.store.appends import Append, AppendStore
 from services.trajectories.store.blobs import BlobIndex
-from services.trajectories.store.trajectories import TrajectoryStore
+from services.trajectories.store.trajectories import End, TrajectoryStore
 from tests.support.object_server import BUCKET, FAILURES, ObjectServer, running_object_server
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -43,10 +43,10 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ObjectServer]
 
 async def sealed(db: Database, name: str, tenant: str = "t", *, age_days: int = 1, body: bytes = b"step") -> None:
     store = TrajectoryStore(db)
-    await store.create(tenant, Description(trajectory_id=name), "", "hash", NOW)
+    await store.create(tenant, Description(trajectory_id=name), NOW)
     await AppendStore(db).append([Append(tenant, name, "w", False, (NewStep(0, body, Totals(steps=1)),))])
     # Before all others, whatever tests before have left.
-    await store.seal(tenant, name, Status.COMPLETED, "", 1, NOW - timedelta(days=age_days))
+    await store.seal(tenant, End(name, Status.COMPLETED, "", 1), NOW - timedelta(days=age_days))
 
 
 async def test_what_cannot_be_packed_now_is_packed_later(db: Database, server: ObjectServer) -> None:
@@ -84,11 +84,11 @@ async def test_small_ones_are_packed_together_and_a_large_one_alone(db: Database
     wanted["large"] = [random.Random(index).randbytes(1 << 20) for index in range(18)]
     wanted["last"] = [b"last"]
     for name, bodies in wanted.items():
-        await store.create("t", Description(trajectory_id=name), "", "hash", NOW)
+        await store.create("t", Description(trajectory_id=name), NOW)
         new = tuple(NewStep(index, body, Totals(steps=1)) for index, body in enumerate(bodies))
         for start in range(0, len(new), 4):
             await AppendStore(db).append([Append("t", name, "w", False, new[start : start + 4])])
-        await store.seal("t", name, Status.COMPLETED, "", len(bodies), NOW)
+        await store.seal("t", End(name, Status.COMPLETED, "", len(bodies)), NOW)
     while await keeper.pack_some():
         pass
     for name, bodies in wanted.items():
@@ -130,7 +130,7 @@ async def test_who_annotates_deletes_or_appends_never_waits_for_the_object_store
     names = [f"held-{number}" for number in range(32)]
     for name in names:
         await sealed(db, name)
-    await store.create("t", Description(trajectory_id="goes-on"), "", "hash", NOW)
+    await store.create("t", Description(trajectory_id="goes-on"), NOW)
     server.open.clear()
     before = server.puts
     packing = asyncio.create_task(keeper.pack_some())
@@ -140,7 +140,7 @@ async def test_who_annotates_deletes_or_appends_never_waits_for_the_object_store
                 assert not packing.done()
                 await asyncio.sleep(0.01)  # its first put
         annotation = Annotation("a", labels={"seen": "yes"})
-        answers = await asyncio.gather(*(annotations.add("t", name, annotation, "content", NOW) for name in names))
+        answers = await asyncio.gather(*(annotations.add("t", name, annotation, NOW) for name in names))
         assert {outcome for outcome, _found in answers} == {"added"}
         assert await AppendStore(db).append(
             [Append("t", "goes-on", "w", False, (NewStep(0, b"step", Totals(steps=1)),))]

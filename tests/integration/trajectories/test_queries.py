@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import itertools
 import secrets
-from typing import Any
 
 import grpc
 import pytest
@@ -12,7 +11,7 @@ from orchard.trajectory.v1 import trajectory_pb2
 from orchard.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.common.peer_status import peer_status
-from tests.integration.trajectories.conftest import Calls, step, steps
+from tests.integration.trajectories.conftest import Calls, exported, step, steps
 from tests.integration.trajectories.test_lifecycle import fails
 
 SCORED, EXCLUDED = trajectory_pb2.REWARD_STATE_SCORED, trajectory_pb2.REWARD_STATE_EXCLUDED
@@ -172,30 +171,6 @@ async def test_counts_with_attempts_are_those_without_them(calls: Calls, some: l
     # Of a: i0: t2 fails; i1: t4 fails; i2: t8 succeeds. Of b: i0: t1 fails; i1: t5 fails, t7 succeeds.
     found = {row.value: [(one.instances, one.any) for one in row.pass_at_k] for row in by_model}
     assert found == {"a": [(3, pytest.approx(1 / 3)), (0, 0)], "b": [(2, pytest.approx(1 / 4)), (1, 1)]}
-
-
-async def exported(calls: Calls, **wanted: Any) -> list[pb.WholeTrajectory]:
-    """An export in either form, as trajectories; none of its messages is larger than a mebibyte."""
-    found: list[pb.WholeTrajectory] = []
-    ended = True
-    async for response in calls.ExportTrajectories(pb.ExportTrajectoriesRequest(**wanted)):
-        assert response.ByteSize() <= 1 << 20
-        if response.whole:
-            assert wanted.get("several")
-            assert ended, "a trajectory within the pieces of another"
-            found += response.whole
-            continue
-        if response.HasField("trajectory"):
-            assert ended
-            found.append(pb.WholeTrajectory(trajectory=response.trajectory, step_values=response.step_values))
-            ended = False
-        if response.steps:
-            found[-1].steps.extend(response.steps)
-        if response.resume_token:
-            found[-1].resume_token = response.resume_token
-            ended = True
-    assert ended
-    return found
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["pieces", "several"])

@@ -145,11 +145,11 @@ def import_trajectories(
                 stored += 1
                 progress(stored, None)
         else:
-            from orchard.data.server import store
+            from orchard.data.server import store_all
 
             with client() as api:
-                for record, _ in source.records():
-                    new += store(api, record, take_over=take_over).new
+                for one in store_all(api, (record for record, _ in source.records()), take_over=take_over):
+                    new += one.new
                     stored += 1
                     progress(stored, None)
     losses = source.report.losses

@@ -105,6 +105,21 @@ class AsyncTrajectories:
         """
         return await writing.seal(self._transport, trajectory_id, status, message, expected_steps=expected_steps)
 
+    async def store(self, trajectories: Sequence[pb.NewTrajectory]) -> Sequence[pb.StoredTrajectory]:
+        """Store whole trajectories in one call: made, written, judged and sealed, each all or nothing.
+
+        `orchard.data.server.store_all` makes such calls of any number of trajectories, of any size.
+
+        Args:
+            trajectories: in the wire's form (see NewTrajectory in the reference), at most 1 MiB in all.
+
+        Raises:
+            OrchardError: as the calls of their own do, of the first one that is refused; its metadata has the
+                trajectory_id. Those before it are stored, and none behind it is.
+            Unimplemented: the platform is of an earlier version; use `create` and what follows it.
+        """
+        return await writing.store(self._transport, trajectories)
+
     async def get(self, trajectory_id: str) -> TrajectoryInfo:
         """All that is known of a trajectory but its steps.
 

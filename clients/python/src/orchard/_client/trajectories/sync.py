@@ -31,6 +31,7 @@ from orchard._client.trajectories.types import (
 )
 from orchard._client.trajectories.writer import AnyStep, AsyncTrajectory
 from orchard._client.units import Seconds
+from orchard.trajectory.v1 import trajectory_service_pb2 as pb
 
 if TYPE_CHECKING:
     from orchard._client.sync_sandbox import Sandbox
@@ -69,6 +70,10 @@ class Trajectories:
     ) -> TrajectoryInfo:
         """End a trajectory; nothing can be appended afterwards. See AsyncTrajectories.seal."""
         return self._portal.run(self._async.seal(trajectory_id, status, message, expected_steps=expected_steps))
+
+    def store(self, trajectories: Sequence[pb.NewTrajectory]) -> Sequence[pb.StoredTrajectory]:
+        """Store whole trajectories in one call. See AsyncTrajectories.store."""
+        return self._portal.run(self._async.store(trajectories))
 
     def get(self, trajectory_id: str) -> TrajectoryInfo:
         """All that is known of a trajectory but its steps."""

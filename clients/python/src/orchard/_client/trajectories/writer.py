@@ -173,11 +173,23 @@ async def seal(
     request = pb.SealTrajectoryRequest(
         trajectory_id=trajectory_id,
         status=convert.status_number("status", status),
-        message=message.encode(errors="replace")[:_MESSAGE_BYTES].decode(errors="ignore"),
+        message=end_message(message),
         expected_steps=expected_steps,
     )
     response = await transport.unary(lambda c: c.trajectory.SealTrajectory, request, retry=retry)
     return convert.trajectory_of(response.trajectory)
+
+
+def end_message(message: str) -> str:
+    """Why a trajectory failed or was aborted, as far as it is kept."""
+    return message.encode(errors="replace")[:_MESSAGE_BYTES].decode(errors="ignore")
+
+
+async def store(transport: Transport, trajectories: Sequence[pb.NewTrajectory]) -> Sequence[pb.StoredTrajectory]:
+    """Store whole trajectories in one call."""
+    request = pb.StoreTrajectoriesRequest(trajectories=trajectories)
+    response = await transport.unary(lambda c: c.trajectory.StoreTrajectories, request)
+    return response.trajectories
 
 
 async def read_messages(

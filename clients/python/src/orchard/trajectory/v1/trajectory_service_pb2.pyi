@@ -320,6 +320,142 @@ class SealTrajectoryResponse(_message.Message):
 Global___SealTrajectoryResponse: _TypeAlias = SealTrajectoryResponse  # noqa: Y015
 
 @_typing.final
+class StoreTrajectoriesRequest(_message.Message):
+    """StoreTrajectoriesRequest has trajectories to store."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAJECTORIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def trajectories(self) -> _containers.RepeatedCompositeFieldContainer[Global___NewTrajectory]:
+        """1 to 1,000, each id once, at most 1 MiB in all. One that is larger alone comes by CreateTrajectory and the calls that follow it."""
+
+    def __init__(
+        self,
+        *,
+        trajectories: _abc.Iterable[Global___NewTrajectory] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["trajectories", b"trajectories"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoreTrajectoriesRequest: _TypeAlias = StoreTrajectoriesRequest  # noqa: Y015
+
+@_typing.final
+class NewTrajectory(_message.Message):
+    """NewTrajectory is a whole trajectory to store."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAJECTORY_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    WRITER_FIELD_NUMBER: _builtins.int
+    TAKE_OVER_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    ANNOTATION_ID_FIELD_NUMBER: _builtins.int
+    REWARDS_FIELD_NUMBER: _builtins.int
+    STEP_VALUES_FIELD_NUMBER: _builtins.int
+    writer: _builtins.str
+    """Who writes, as in AppendStart."""
+    take_over: _builtins.bool
+    """Write in the place of another writer, where it is open."""
+    status: _trajectory_pb2.TrajectoryStatus.ValueType
+    """How it ended, as in SealTrajectoryRequest; it must then have just these steps. OPEN: it is not sealed."""
+    message: _builtins.str
+    """Why it failed or was aborted. At most 4 KiB."""
+    annotation_id: _builtins.str
+    """Names its judgements, as in AnnotateTrajectoryRequest; required with rewards or step_values."""
+    @_builtins.property
+    def trajectory(self) -> _trajectory_pb2.Trajectory:
+        """Its description, as in CreateTrajectoryRequest; trajectory_id is required."""
+
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.Step]:
+        """All of its steps, by index from 0 without holes."""
+
+    @_builtins.property
+    def rewards(self) -> _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.Reward]:
+        """Rewards, at most 100."""
+
+    @_builtins.property
+    def step_values(self) -> _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.StepValue]:
+        """Values of steps, at most 10,000."""
+
+    def __init__(
+        self,
+        *,
+        trajectory: _trajectory_pb2.Trajectory | None = ...,
+        steps: _abc.Iterable[_trajectory_pb2.Step] | None = ...,
+        writer: _builtins.str = ...,
+        take_over: _builtins.bool = ...,
+        status: _trajectory_pb2.TrajectoryStatus.ValueType = ...,
+        message: _builtins.str = ...,
+        annotation_id: _builtins.str = ...,
+        rewards: _abc.Iterable[_trajectory_pb2.Reward] | None = ...,
+        step_values: _abc.Iterable[_trajectory_pb2.StepValue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["trajectory", b"trajectory"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["annotation_id", b"annotation_id", "message", b"message", "rewards", b"rewards", "status", b"status", "step_values", b"step_values", "steps", b"steps", "take_over", b"take_over", "trajectory", b"trajectory", "writer", b"writer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NewTrajectory: _TypeAlias = NewTrajectory  # noqa: Y015
+
+@_typing.final
+class StoreTrajectoriesResponse(_message.Message):
+    """StoreTrajectoriesResponse says what is durable."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAJECTORIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def trajectories(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredTrajectory]:
+        """One for each, in the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        trajectories: _abc.Iterable[Global___StoredTrajectory] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["trajectories", b"trajectories"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoreTrajectoriesResponse: _TypeAlias = StoreTrajectoriesResponse  # noqa: Y015
+
+@_typing.final
+class StoredTrajectory(_message.Message):
+    """StoredTrajectory is what became of one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAJECTORY_ID_FIELD_NUMBER: _builtins.int
+    WAS_SEALED_FIELD_NUMBER: _builtins.int
+    trajectory_id: _builtins.str
+    """Its id."""
+    was_sealed: _builtins.bool
+    """It was there and sealed: nothing of it was stored but judgements that were not there."""
+    def __init__(
+        self,
+        *,
+        trajectory_id: _builtins.str = ...,
+        was_sealed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["trajectory_id", b"trajectory_id", "was_sealed", b"was_sealed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredTrajectory: _TypeAlias = StoredTrajectory  # noqa: Y015
+
+@_typing.final
 class GetTrajectoryRequest(_message.Message):
     """GetTrajectoryRequest names a trajectory."""
 

@@ -50,6 +50,11 @@ class TrajectoryServiceStub:
                 request_serializer=orchard_dot_trajectory_dot_v1_dot_trajectory__service__pb2.SealTrajectoryRequest.SerializeToString,
                 response_deserializer=orchard_dot_trajectory_dot_v1_dot_trajectory__service__pb2.SealTrajectoryResponse.FromString,
                 _registered_method=True)
+        self.StoreTrajectories = channel.unary_unary(
+                '/orchard.trajectory.v1.TrajectoryService/StoreTrajectories',
+                request_serializer=orchard_dot_trajectory_dot_v1_dot_trajectory__service__pb2.StoreTrajectoriesRequest.SerializeToString,
+                response_deserializer=orchard_dot_trajectory_dot_v1_dot_trajectory__service__pb2.StoreTrajectoriesResponse.FromString,
+                _registered_method=True)
         self.GetTrajectory = channel.unary_unary(
                 '/orchard.trajectory.v1.TrajectoryService/GetTrajectory',
                 request_serializer=orchard_dot_trajectory_dot_v1_dot_trajectory__service__pb2.GetTrajectoryRequest.SerializeToString,
@@ -133,6 +138,20 @@ class TrajectoryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StoreTrajectories(self, request, context):
+        """StoreTrajectories stores trajectories that are small and whole: what CreateTrajectory, AppendSteps, AnnotateTrajectory and
+        SealTrajectory do, in one call for several. Of each trajectory all is stored or nothing, in the order in which they are sent; the
+        answer means that all are durable. Idempotent by trajectory_id and annotation_id: of a trajectory that is there and sealed only the
+        judgements are looked at, and one that is open and its writer's own is gone on with. The first one that is refused ends the call:
+        those before it are stored, none behind it is. Errors: INVALID_ARGUMENT (field named, behind `trajectories[N].`); ALREADY_EXISTS
+        (TRAJECTORY_EXISTS, ANNOTATION_EXISTS); FAILED_PRECONDITION (BLOB_NOT_FOUND; STEPS_MISSING: more steps are there; STEP_NOT_FOUND);
+        ABORTED (WRITER_CONFLICT: another writer has it, or nobody has written to it yet and whoever opened it may be about to;
+        STEP_CONFLICT); RESOURCE_EXHAUSTED (TOO_MANY_STEPS: 100,000); UNAVAILABLE (retry). Each has trajectory_id in its metadata.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetTrajectory(self, request, context):
         """GetTrajectory returns one trajectory without its steps. Errors: NOT_FOUND.
         """
@@ -168,7 +187,8 @@ class TrajectoryServiceServicer:
     def AnnotateTrajectory(self, request, context):
         """AnnotateTrajectory adds rewards, values and labels to a trajectory, sealed or not. A reward supersedes the one of the same name,
         judge and rubric; nothing is overwritten. Idempotent by annotation_id. Errors: NOT_FOUND; INVALID_ARGUMENT; ALREADY_EXISTS
-        (ANNOTATION_EXISTS: the annotation id was used with other content).
+        (ANNOTATION_EXISTS: the annotation id was used with other content); FAILED_PRECONDITION (STEP_NOT_FOUND: a value is of a step beyond
+        the end).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -227,6 +247,11 @@ def add_TrajectoryServiceServicer_to_server(servicer, server):
                     servicer.SealTrajectory,
                     request_deserializer=orchard_dot_trajectory_dot_v1_dot_trajectory__service__pb2.SealTrajectoryRequest.FromString,
                     response_serializer=orchard_dot_trajectory_dot_v1_dot_trajectory__service__pb2.SealTrajectoryResponse.SerializeToString,
+            ),
+            'StoreTrajectories': grpc.unary_unary_rpc_method_handler(
+                    servicer.StoreTrajectories,
+                    request_deserializer=orchard_dot_trajectory_dot_v1_dot_trajectory__service__pb2.StoreTrajectoriesRequest.FromString,
+                    response_serializer=orchard_dot_trajectory_dot_v1_dot_trajectory__service__pb2.StoreTrajectoriesResponse.SerializeToString,
             ),
             'GetTrajectory': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTrajectory,
@@ -361,6 +386,33 @@ class TrajectoryService:
             '/orchard.trajectory.v1.TrajectoryService/SealTrajectory',
             orchard_dot_trajectory_dot_v1_dot_trajectory__service__pb2.SealTrajectoryRequest.SerializeToString,
             orchard_dot_trajectory_dot_v1_dot_trajectory__service__pb2.SealTrajectoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StoreTrajectories(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/orchard.trajectory.v1.TrajectoryService/StoreTrajectories',
+            orchard_dot_trajectory_dot_v1_dot_trajectory__service__pb2.StoreTrajectoriesRequest.SerializeToString,
+            orchard_dot_trajectory_dot_v1_dot_trajectory__service__pb2.StoreTrajectoriesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,16 @@ class TrajectoryServiceStub:
     """SealTrajectory ends a trajectory; nothing can be appended afterwards. Idempotent with the same status. Errors: NOT_FOUND;
     FAILED_PRECONDITION (TRAJECTORY_SEALED: with another status; STEPS_MISSING: it has fewer steps than expected).
     """
+    StoreTrajectories: _grpc.UnaryUnaryMultiCallable[_trajectory_service_pb2.StoreTrajectoriesRequest, _trajectory_service_pb2.StoreTrajectoriesResponse]
+    """StoreTrajectories stores trajectories that are small and whole: what CreateTrajectory, AppendSteps, AnnotateTrajectory and
+    SealTrajectory do, in one call for several. Of each trajectory all is stored or nothing, in the order in which they are sent; the
+    answer means that all are durable. Idempotent by trajectory_id and annotation_id: of a trajectory that is there and sealed only the
+    judgements are looked at, and one that is open and its writer's own is gone on with. The first one that is refused ends the call:
+    those before it are stored, none behind it is. Errors: INVALID_ARGUMENT (field named, behind `trajectories[N].`); ALREADY_EXISTS
+    (TRAJECTORY_EXISTS, ANNOTATION_EXISTS); FAILED_PRECONDITION (BLOB_NOT_FOUND; STEPS_MISSING: more steps are there; STEP_NOT_FOUND);
+    ABORTED (WRITER_CONFLICT: another writer has it, or nobody has written to it yet and whoever opened it may be about to;
+    STEP_CONFLICT); RESOURCE_EXHAUSTED (TOO_MANY_STEPS: 100,000); UNAVAILABLE (retry). Each has trajectory_id in its metadata.
+    """
     GetTrajectory: _grpc.UnaryUnaryMultiCallable[_trajectory_service_pb2.GetTrajectoryRequest, _trajectory_service_pb2.GetTrajectoryResponse]
     """GetTrajectory returns one trajectory without its steps. Errors: NOT_FOUND."""
     ReadSteps: _grpc.UnaryStreamMultiCallable[_trajectory_service_pb2.ReadStepsRequest, _trajectory_service_pb2.ReadStepsResponse]
@@ -65,7 +75,8 @@ class TrajectoryServiceStub:
     AnnotateTrajectory: _grpc.UnaryUnaryMultiCallable[_trajectory_service_pb2.AnnotateTrajectoryRequest, _trajectory_service_pb2.AnnotateTrajectoryResponse]
     """AnnotateTrajectory adds rewards, values and labels to a trajectory, sealed or not. A reward supersedes the one of the same name,
     judge and rubric; nothing is overwritten. Idempotent by annotation_id. Errors: NOT_FOUND; INVALID_ARGUMENT; ALREADY_EXISTS
-    (ANNOTATION_EXISTS: the annotation id was used with other content).
+    (ANNOTATION_EXISTS: the annotation id was used with other content); FAILED_PRECONDITION (STEP_NOT_FOUND: a value is of a step beyond
+    the end).
     """
     ListAnnotations: _grpc.UnaryUnaryMultiCallable[_trajectory_service_pb2.ListAnnotationsRequest, _trajectory_service_pb2.ListAnnotationsResponse]
     """ListAnnotations returns the history of a trajectory's annotations, newest first, in pages. Errors: NOT_FOUND."""
@@ -100,6 +111,16 @@ class TrajectoryServiceAsyncStub(TrajectoryServiceStub):
     """SealTrajectory ends a trajectory; nothing can be appended afterwards. Idempotent with the same status. Errors: NOT_FOUND;
     FAILED_PRECONDITION (TRAJECTORY_SEALED: with another status; STEPS_MISSING: it has fewer steps than expected).
     """
+    StoreTrajectories: _aio.UnaryUnaryMultiCallable[_trajectory_service_pb2.StoreTrajectoriesRequest, _trajectory_service_pb2.StoreTrajectoriesResponse]  # type: ignore[assignment]
+    """StoreTrajectories stores trajectories that are small and whole: what CreateTrajectory, AppendSteps, AnnotateTrajectory and
+    SealTrajectory do, in one call for several. Of each trajectory all is stored or nothing, in the order in which they are sent; the
+    answer means that all are durable. Idempotent by trajectory_id and annotation_id: of a trajectory that is there and sealed only the
+    judgements are looked at, and one that is open and its writer's own is gone on with. The first one that is refused ends the call:
+    those before it are stored, none behind it is. Errors: INVALID_ARGUMENT (field named, behind `trajectories[N].`); ALREADY_EXISTS
+    (TRAJECTORY_EXISTS, ANNOTATION_EXISTS); FAILED_PRECONDITION (BLOB_NOT_FOUND; STEPS_MISSING: more steps are there; STEP_NOT_FOUND);
+    ABORTED (WRITER_CONFLICT: another writer has it, or nobody has written to it yet and whoever opened it may be about to;
+    STEP_CONFLICT); RESOURCE_EXHAUSTED (TOO_MANY_STEPS: 100,000); UNAVAILABLE (retry). Each has trajectory_id in its metadata.
+    """
     GetTrajectory: _aio.UnaryUnaryMultiCallable[_trajectory_service_pb2.GetTrajectoryRequest, _trajectory_service_pb2.GetTrajectoryResponse]  # type: ignore[assignment]
     """GetTrajectory returns one trajectory without its steps. Errors: NOT_FOUND."""
     ReadSteps: _aio.UnaryStreamMultiCallable[_trajectory_service_pb2.ReadStepsRequest, _trajectory_service_pb2.ReadStepsResponse]  # type: ignore[assignment]
@@ -117,7 +138,8 @@ class TrajectoryServiceAsyncStub(TrajectoryServiceStub):
     AnnotateTrajectory: _aio.UnaryUnaryMultiCallable[_trajectory_service_pb2.AnnotateTrajectoryRequest, _trajectory_service_pb2.AnnotateTrajectoryResponse]  # type: ignore[assignment]
     """AnnotateTrajectory adds rewards, values and labels to a trajectory, sealed or not. A reward supersedes the one of the same name,
     judge and rubric; nothing is overwritten. Idempotent by annotation_id. Errors: NOT_FOUND; INVALID_ARGUMENT; ALREADY_EXISTS
-    (ANNOTATION_EXISTS: the annotation id was used with other content).
+    (ANNOTATION_EXISTS: the annotation id was used with other content); FAILED_PRECONDITION (STEP_NOT_FOUND: a value is of a step beyond
+    the end).
     """
     ListAnnotations: _aio.UnaryUnaryMultiCallable[_trajectory_service_pb2.ListAnnotationsRequest, _trajectory_service_pb2.ListAnnotationsResponse]  # type: ignore[assignment]
     """ListAnnotations returns the history of a trajectory's annotations, newest first, in pages. Errors: NOT_FOUND."""
@@ -169,6 +191,22 @@ class TrajectoryServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def StoreTrajectories(
+        self,
+        request: _trajectory_service_pb2.StoreTrajectoriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_trajectory_service_pb2.StoreTrajectoriesResponse, _abc.Awaitable[_trajectory_service_pb2.StoreTrajectoriesResponse]]:
+        """StoreTrajectories stores trajectories that are small and whole: what CreateTrajectory, AppendSteps, AnnotateTrajectory and
+        SealTrajectory do, in one call for several. Of each trajectory all is stored or nothing, in the order in which they are sent; the
+        answer means that all are durable. Idempotent by trajectory_id and annotation_id: of a trajectory that is there and sealed only the
+        judgements are looked at, and one that is open and its writer's own is gone on with. The first one that is refused ends the call:
+        those before it are stored, none behind it is. Errors: INVALID_ARGUMENT (field named, behind `trajectories[N].`); ALREADY_EXISTS
+        (TRAJECTORY_EXISTS, ANNOTATION_EXISTS); FAILED_PRECONDITION (BLOB_NOT_FOUND; STEPS_MISSING: more steps are there; STEP_NOT_FOUND);
+        ABORTED (WRITER_CONFLICT: another writer has it, or nobody has written to it yet and whoever opened it may be about to;
+        STEP_CONFLICT); RESOURCE_EXHAUSTED (TOO_MANY_STEPS: 100,000); UNAVAILABLE (retry). Each has trajectory_id in its metadata.
+        """
+
+    @_abc_1.abstractmethod
     def GetTrajectory(
         self,
         request: _trajectory_service_pb2.GetTrajectoryRequest,
@@ -214,7 +252,8 @@ class TrajectoryServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_trajectory_service_pb2.AnnotateTrajectoryResponse, _abc.Awaitable[_trajectory_service_pb2.AnnotateTrajectoryResponse]]:
         """AnnotateTrajectory adds rewards, values and labels to a trajectory, sealed or not. A reward supersedes the one of the same name,
         judge and rubric; nothing is overwritten. Idempotent by annotation_id. Errors: NOT_FOUND; INVALID_ARGUMENT; ALREADY_EXISTS
-        (ANNOTATION_EXISTS: the annotation id was used with other content).
+        (ANNOTATION_EXISTS: the annotation id was used with other content); FAILED_PRECONDITION (STEP_NOT_FOUND: a value is of a step beyond
+        the end).
         """
 
     @_abc_1.abstractmethod

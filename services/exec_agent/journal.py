@@ -113,11 +113,11 @@ class Journal:
         self._try_append(records.start_line(exec_id, pid, start_ns))
 
     def output(self, exec_id: str, chunk: Chunk) -> None:
-        """Note output that stands in no file. See spool.OutputLog."""
+        """Note output that stands in no file. See spools.OutputLog."""
         self._try_append(records.output_line(exec_id, chunk))
 
     def lost(self, exec_id: str, end: int) -> None:
-        """Note that no output before `end` is kept. See spool.OutputLog."""
+        """Note that no output before `end` is kept. See spools.OutputLog."""
         self._try_append(records.lost_line(exec_id, end))
 
     def end(self, past: Past) -> bool:

@@ -1,4 +1,5 @@
-"""Passes calls through as bytes: to a sandbox's agent by the sandbox id in the first message, or to the scheduler.
+"""Passes calls through as bytes: to a sandbox's agent by the sandbox id in the first message, or to a service
+behind the gateway.
 
 Nothing of a message is decoded but field 1, and nothing of a response at all.
 """
@@ -6,6 +7,7 @@ Nothing of a message is decoded but field 1, and nothing of a response at all.
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -68,24 +70,49 @@ async def _with_first(first: bytes, requests: AsyncIterator[bytes]) -> AsyncIter
         yield message
 
 
-class ServiceProxy(grpc.GenericRpcHandler):
-    """Serves every method of some services with handlers that a subclass makes."""
+def _path_of(method: MethodDescriptor) -> str:
+    return f"/{method.containing_service.full_name}/{method.name}"
+
+
+class ServiceProxy(grpc.GenericRpcHandler, ABC):
+    """Serves every method of some services; a subclass says how each kind of call is passed on."""
 
     def __init__(self, *services: ServiceDescriptor) -> None:
         self._streams = OpenStreams()
         self._handlers: dict[str, Handler] = {
-            f"/{service.full_name}/{method.name}": self.handler(f"/{service.full_name}/{method.name}", method)
-            for service in services
-            for method in service.methods
+            _path_of(method): self._handler(method) for service in services for method in service.methods
         }
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
         """See grpc.GenericRpcHandler."""
         return self._handlers.get(handler_call_details.method)
 
-    def handler(self, path: str, method: MethodDescriptor) -> Handler:
-        """The handler of one method."""
-        raise NotImplementedError
+    def _handler(self, method: MethodDescriptor) -> Handler:
+        if method.client_streaming and method.server_streaming:
+            return grpc.stream_stream_rpc_method_handler(self._stream_stream(method))
+        if method.client_streaming:
+            return grpc.stream_unary_rpc_method_handler(self._stream_unary(method))
+        if method.server_streaming:
+            return grpc.unary_stream_rpc_method_handler(self._unary_stream(method))
+        return grpc.unary_unary_rpc_method_handler(self._unary_unary(method))
+
+    @abstractmethod
+    def _unary_unary(self, method: MethodDescriptor) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        """One request, one answer."""
+
+    @abstractmethod
+    def _unary_stream(self, method: MethodDescriptor) -> Callable[[bytes, Context], AsyncIterator[bytes]]:
+        """One request, a stream of answers."""
+
+    @abstractmethod
+    def _stream_unary(self, method: MethodDescriptor) -> Callable[[AsyncIterator[bytes], Context], Awaitable[bytes]]:
+        """A stream of requests, one answer."""
+
+    @abstractmethod
+    def _stream_stream(
+        self, method: MethodDescriptor
+    ) -> Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]:
+        """Streams of both."""
 
     def end_streams(self) -> None:
         """The server stops: end every stream of responses with UNAVAILABLE instead of letting it be cut."""
@@ -108,17 +135,9 @@ class AgentProxy(ServiceProxy):
         self._on_secret_pending = on_secret_pending
         super().__init__(*services)
 
-    def handler(self, path: str, method: MethodDescriptor) -> Handler:
-        """See ServiceProxy."""
-        if method.client_streaming and method.server_streaming:
-            return grpc.stream_stream_rpc_method_handler(self._stream_stream(path))
-        if method.client_streaming:
-            return grpc.stream_unary_rpc_method_handler(self._stream_unary(path))
-        if method.server_streaming:
-            return grpc.unary_stream_rpc_method_handler(self._unary_stream(path))
-        return grpc.unary_unary_rpc_method_handler(self._unary_unary(path))
+    def _unary_unary(self, method: MethodDescriptor) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        path = _path_of(method)
 
-    def _unary_unary(self, path: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
         async def serve(request: bytes, context: Context) -> bytes:
             agent = await self._find(request)
             send = agent.callables.get(path)
@@ -133,7 +152,9 @@ class AgentProxy(ServiceProxy):
 
         return serve
 
-    def _unary_stream(self, path: str) -> Callable[[bytes, Context], AsyncIterator[bytes]]:
+    def _unary_stream(self, method: MethodDescriptor) -> Callable[[bytes, Context], AsyncIterator[bytes]]:
+        path = _path_of(method)
+
         async def serve(request: bytes, context: Context) -> AsyncIterator[bytes]:
             agent = await self._find(request)
             with self._used(agent):
@@ -147,7 +168,9 @@ class AgentProxy(ServiceProxy):
 
         return serve
 
-    def _stream_unary(self, path: str) -> Callable[[AsyncIterator[bytes], Context], Awaitable[bytes]]:
+    def _stream_unary(self, method: MethodDescriptor) -> Callable[[AsyncIterator[bytes], Context], Awaitable[bytes]]:
+        path = _path_of(method)
+
         async def serve(requests: AsyncIterator[bytes], context: Context) -> bytes:
             first = await _first_of(requests)
             agent = await self._find(first)
@@ -167,7 +190,11 @@ class AgentProxy(ServiceProxy):
 
         return serve
 
-    def _stream_stream(self, path: str) -> Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]:
+    def _stream_stream(
+        self, method: MethodDescriptor
+    ) -> Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]:
+        path = _path_of(method)
+
         async def serve(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
             first = await _first_of(requests)
             agent = await self._find(first)
@@ -236,21 +263,10 @@ class PrincipalProxy(ServiceProxy):
         super().__init__(*services)
         self._handlers.update(overrides or {})
 
-    def handler(self, path: str, method: MethodDescriptor) -> Handler:
-        """See ServiceProxy."""
-        if method.client_streaming and method.server_streaming:
-            return grpc.stream_stream_rpc_method_handler(self._stream_stream(path))
-        if method.client_streaming:
-            return grpc.stream_unary_rpc_method_handler(self._stream_unary(path))
-        if method.server_streaming:
-            return grpc.unary_stream_rpc_method_handler(self._unary_stream(path))
+    def _unary_unary(self, method: MethodDescriptor) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        send: Any = self._channel.unary_unary(_path_of(method))
         first = method.input_type.fields_by_number.get(1)
-        return grpc.unary_unary_rpc_method_handler(
-            self._unary_unary(path, about_one=first is not None and first.name == "sandbox_id")
-        )
-
-    def _unary_unary(self, path: str, *, about_one: bool) -> Callable[[bytes, Context], Awaitable[bytes]]:
-        send: Any = self._channel.unary_unary(path)
+        about_one = first is not None and first.name == "sandbox_id"
 
         async def serve(request: bytes, context: Context) -> bytes:
             if about_one:
@@ -262,8 +278,8 @@ class PrincipalProxy(ServiceProxy):
 
         return serve
 
-    def _unary_stream(self, path: str) -> Callable[[bytes, Context], AsyncIterator[bytes]]:
-        open_stream: Any = self._channel.unary_stream(path)
+    def _unary_stream(self, method: MethodDescriptor) -> Callable[[bytes, Context], AsyncIterator[bytes]]:
+        open_stream: Any = self._channel.unary_stream(_path_of(method))
 
         async def serve(request: bytes, context: Context) -> AsyncIterator[bytes]:
             call = open_stream(request, metadata=self.metadata(), timeout=context.time_remaining())
@@ -273,8 +289,8 @@ class PrincipalProxy(ServiceProxy):
 
         return serve
 
-    def _stream_unary(self, path: str) -> Callable[[AsyncIterator[bytes], Context], Awaitable[bytes]]:
-        open_stream: Any = self._channel.stream_unary(path)
+    def _stream_unary(self, method: MethodDescriptor) -> Callable[[AsyncIterator[bytes], Context], Awaitable[bytes]]:
+        open_stream: Any = self._channel.stream_unary(_path_of(method))
 
         async def serve(requests: AsyncIterator[bytes], context: Context) -> bytes:
             call = open_stream(requests, metadata=self.metadata(), timeout=context.time_remaining())
@@ -287,8 +303,10 @@ class PrincipalProxy(ServiceProxy):
 
         return serve
 
-    def _stream_stream(self, path: str) -> Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]:
-        open_stream: Any = self._channel.stream_stream(path)
+    def _stream_stream(
+        self, method: MethodDescriptor
+    ) -> Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]:
+        open_stream: Any = self._channel.stream_stream(_path_of(method))
 
         async def serve(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
             call = open_stream(requests, metadata=self.metadata(), timeout=context.time_remaining())

@@ -15,7 +15,7 @@ from services.gateway.tenants import Tenant, Tenants
 
 
 class TenantServicer(tenant_service_pb2_grpc.TenantServiceServicer):
-    """Serves orchard.admin.v1.TenantService; the authenticator has checked the role."""
+    """Serves orchard.admin.v1.TenantService; the authenticator has checked the scope."""
 
     def __init__(self, tenants: Tenants) -> None:
         self._tenants = tenants

@@ -88,14 +88,17 @@ async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetr
     health = Health([watch_cache.DEPENDENCY, reconcile.STORE_DEPENDENCY])
     store = LeaseStore(settings.redis_url.get_secret_value(), settings.redis_tls())
     keys = PublicKeysFile(settings.public_keys_file)
-    runtime, close_runtime, prepare, defaults, maximum_lifetime_ms, stuck_seconds, show_keys = await _runtime(
-        settings, keys
-    )
+    chosen = await _runtime(settings, keys)
     dispatcher = Dispatcher(
-        store, runtime, claim_seconds=settings.claim_seconds, starts_in_flight=settings.starts_in_flight
+        store, chosen.runtime, claim_seconds=settings.claim_seconds, starts_in_flight=settings.starts_in_flight
     )
     reconciler = Reconciler(
-        store, runtime, dispatcher, health, grace_seconds=settings.grace_seconds, stuck_seconds=stuck_seconds
+        store,
+        chosen.runtime,
+        dispatcher,
+        health,
+        grace_seconds=settings.grace_seconds,
+        stuck_seconds=chosen.stuck_seconds,
     )
     cache = WatchCache(
         settings.watcher_address,
@@ -107,11 +110,11 @@ async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetr
     )
     scheduler = Scheduler(
         store,
-        runtime,
+        chosen.runtime,
         cache,
         terms_of=servicer_specs.terms_of,
         queue_limit=settings.queue_limit_per_tenant,
-        maximum_lifetime_ms=maximum_lifetime_ms,
+        maximum_lifetime_ms=chosen.maximum_lifetime_ms,
         wake_dispatcher=dispatcher.wake,
         delete_soon=dispatcher.delete_soon,
         is_starting=dispatcher.is_starting,
@@ -125,7 +128,7 @@ async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetr
         service_names=SERVICE_NAMES,
     )
     sandbox_service_pb2_grpc.add_SandboxServiceServicer_to_server(
-        SandboxServicer(scheduler, defaults, server.stopping), server.grpc_server
+        SandboxServicer(scheduler, chosen.defaults, server.stopping), server.grpc_server
     )
     lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseServicer(scheduler), server.grpc_server)
     if telemetry is not None:
@@ -136,9 +139,9 @@ async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetr
     tasks.start("wake waiters", reconciler.run_changes())
     tasks.start("end leases", reconciler.run_reaper())
     tasks.start("reconcile", reconciler.run_rounds())
-    if show_keys is not None:
-        tasks.start("show public keys to Pods", show_keys())
-    tasks.start("start sandboxes", _start_sandboxes(prepare, dispatcher))
+    if chosen.show_keys is not None:
+        tasks.start("show public keys to Pods", chosen.show_keys())
+    tasks.start("start sandboxes", _start_sandboxes(chosen.prepare, dispatcher))
     for number in range(settings.starts_in_flight):
         tasks.start(f"delete sandboxes {number}", dispatcher.run_deletes())
     await server.start(settings.listen, tls=settings.server_tls(), health_address=settings.health_listen)
@@ -147,7 +150,7 @@ async def run(settings: SchedulerSettings, tasks: TaskGroup, telemetry: Telemetr
     finally:
         await server.stop(notice_seconds=settings.stop_notice_seconds, wake=scheduler.notify_all)
         await tasks.close()
-        await close_runtime()
+        await chosen.close()
         await store.close()
 
 

@@ -15,6 +15,7 @@ from services.scheduler.records import Record
 
 DEFAULT_PIDS: Final = 4096
 _GRACE_SECONDS: Final = 1
+_SHM: Final = "shm"
 _HOSTNAME: Final = "sandbox"
 _RESTRICTED_USER: Final = 1000
 _NO_RESOLVER: Final = "127.0.0.1"  # refuses at once, where an address behind a policy would let a look-up time out
@@ -241,9 +242,6 @@ class PodBuilder:
             # Not shared: what is asked for is what is taken.
             limits[profile.gpu_resource] = requests[profile.gpu_resource] = str(terms.gpu)
         return {"limits": limits, "requests": requests}
-
-
-_SHM: Final = "shm"
 
 
 def _pod_security(profile: PodProfile) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The process runtime as the scheduler sees it: create, delete and update of the node daemon."""
+"""The node daemon as the scheduler sees it, whatever that runs sandboxes with: create, delete and update."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class KubernetesRuntime:
         self._watch = PodWatch(_Pods(client, namespace), project, pods.SELECTOR, timing)
 
     def watch(self) -> AsyncIterator[Event]:
-        """See service.Runtime."""
+        """See model.Runtime."""
         return self._watch.events()
 
     def counts(self) -> Mapping[str, int]:

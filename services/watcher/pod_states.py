@@ -62,7 +62,7 @@ def project(pod: Json, *, removed: bool = False, complete_revision: int = 0) -> 
     Args:
         pod: the Pod, or with `removed` its last form.
         removed: the API server has it no more, or it left the selector.
-        complete_revision: see service.Seen.
+        complete_revision: see model.Synced.
 
     Raises:
         BrokenBodyError: it has no resource version.

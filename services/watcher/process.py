@@ -1,4 +1,4 @@
-"""The process runtime as the watcher sees it: the node daemon's stream, and agents on Unix sockets."""
+"""The node daemon's stream, whatever it runs sandboxes with, and the probe of any sandbox's agent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class NodeRuntime:
         self._address = address
 
     async def watch(self) -> AsyncIterator[Seen | Synced | Bookmark]:
-        """See service.Runtime."""
+        """See model.Runtime."""
         async with connect(self._address) as channel:
             stub = node_service_pb2_grpc.NodeServiceStub(channel)
             call = stub.WatchSandboxes(node_service_pb2.WatchSandboxesRequest())
@@ -87,7 +87,7 @@ class AgentProber:
         self._tls = tls
 
     async def answers(self, endpoint: str, uid: str) -> str | None:
-        """See service.Prober."""
+        """See model.Prober."""
         if not (_listens(endpoint.removeprefix("unix:")) if endpoint.startswith("unix:") else await _accepts(endpoint)):
             return None
         async with connect(endpoint, self._tls) as channel:

@@ -11,7 +11,9 @@ from orchard._cli.output import Json, age, client, print_json, seconds, show, si
 
 _UNLIMITED = "unlimited"
 
-tenants = typer.Typer(help="Tenants and what they may have; needs the role admin.", no_args_is_help=True)
+tenants = typer.Typer(
+    help="Tenants and what they may have; needs the role admin or the scope tenants.", no_args_is_help=True
+)
 
 
 @tenants.command("set")

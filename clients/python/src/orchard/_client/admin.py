@@ -79,7 +79,7 @@ class AsyncKeys:
 
 
 class AsyncImages:
-    """Images of a one-machine platform; needs the role admin."""
+    """Images of a one-machine platform; needs the scope images, which the role admin has."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport

@@ -72,11 +72,11 @@ class AsyncSandboxClient:
         profile = load_profile(endpoint, api_key)
         self._session = Session(profile, retry_seconds=seconds_of("retry_timeout", retry_timeout))
         self.keys = AsyncKeys(self._session.transport)
-        """API keys; needs the role admin."""
+        """API keys; needs the scope keys."""
         self.tenants = AsyncTenants(self._session.transport)
-        """Tenants and their quotas; needs the role admin."""
+        """Tenants and their quotas; needs the scope tenants."""
         self.images = AsyncImages(self._session.transport)
-        """Images of a one-machine platform; needs the role admin."""
+        """Images of a one-machine platform; needs the scope images."""
         self.trajectories = AsyncTrajectories(self._session.transport)
         """What agents did, with its judgements and groups."""
         self.judge = AsyncJudge(self._session.transport, self.trajectories)

@@ -234,8 +234,8 @@ class StdinClosed(FailedPrecondition):
 
 class CommandNotStarted(FailedPrecondition):
     """The command could not start; `reason` is one of COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE, CWD_NOT_FOUND,
-    CWD_NOT_A_DIRECTORY, SHELL_NOT_FOUND, USER_NOT_FOUND, USER_NOT_AVAILABLE, or NOT_STARTED when it left the queue
-    without having run.
+    CWD_NOT_A_DIRECTORY, CWD_NOT_ACCESSIBLE, SHELL_NOT_FOUND, USER_NOT_FOUND, USER_NOT_AVAILABLE, PTY_UNAVAILABLE, or
+    NOT_STARTED when it left the queue without having run.
     """
 
     default_reason = "NOT_STARTED"

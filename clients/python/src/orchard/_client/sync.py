@@ -53,11 +53,11 @@ class SandboxClient:
         self._portal = Portal()
         self._closed = False
         self.keys = Keys(self._portal, self._client)
-        """API keys; needs the role admin."""
+        """API keys; needs the scope keys."""
         self.tenants = Tenants(self._portal, self._client)
-        """Tenants and their quotas; needs the role admin."""
+        """Tenants and their quotas; needs the scope tenants."""
         self.images = Images(self._portal, self._client)
-        """Images of a one-machine platform; needs the role admin."""
+        """Images of a one-machine platform; needs the scope images."""
         self.trajectories = Trajectories(self._portal, self._client.trajectories)
         """What agents did, with its judgements and groups."""
         self.judge = Judge(self._portal, self._client.judge)

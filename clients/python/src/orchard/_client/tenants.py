@@ -34,7 +34,7 @@ class Tenant:
 
 
 class AsyncTenants:
-    """Tenants and their quotas; needs the role admin."""
+    """Tenants and their quotas; needs the scope tenants, which the role admin has."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport

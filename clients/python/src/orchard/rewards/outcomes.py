@@ -7,12 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import Final
 
 from orchard.rewards.scores import Abstained, Excluded, Score, Scored
-
-FORMAT_FAILURES_IN_A_ROW: Final = 3
-"""After so many answers that do not parse a GUI rollout ends (released trainer)."""
 
 
 def outcome_of_tests(*, resolved: bool, failure: float = -1.0) -> Scored:
@@ -29,6 +25,7 @@ class GuiEnd(Enum):
     DONE = "done"
     STEP_LIMIT = "step limit"
     FORMAT_FAILURES = "format failures"
+    """Three answers in a row did not parse (released trainer)."""
     ENVIRONMENT_FAILED = "environment failed"
     CAPTCHA = "captcha"
 

@@ -20,6 +20,7 @@ from services.gateway.scheduler_client import SchedulerClient
 from services.gateway.servicer_tenants import TenantServicer
 from services.gateway.store import GatewayStore
 from services.gateway.tenants import Tenants
+from tests.support.background import at_work
 
 BACKSTOP = 110
 KEY = generate_key()
@@ -120,8 +121,7 @@ class TestTenants:
         self, store: GatewayStore, leases: tuple[Leases, SchedulerClient], tenants: Tenants
     ) -> None:
         told = leases[0].told
-        tasks = [asyncio.ensure_future(work) for work in (tenants.run_refresh(0.01), tenants.run_telling())]
-        try:
+        async with at_work(tenants.run_refresh(0.01), tenants.run_telling()):
             other = Tenants(store, leases[1])
             leases[0].refusals = 2
             first = await other.set("acme", Quota(sandboxes=1))
@@ -132,10 +132,6 @@ class TestTenants:
             # What comes next is of the next change, so nothing was told twice.
             third = await other.set("b", Quota(sandboxes=3))
             assert await asyncio.wait_for(told.get(), BACKSTOP) == [("b", third.quota.revision, 3)]
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class TestServicer:

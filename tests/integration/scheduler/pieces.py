@@ -2,8 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from services.common.health import Health
@@ -15,6 +15,7 @@ from services.scheduler.records import Incarnation, Record, Terms
 from services.scheduler.service import Scheduler
 from services.scheduler.store import LeaseStore
 from tests.integration.scheduler.records import DAY
+from tests.support.background import at_work
 
 
 class ScriptedCache(WatchCache):
@@ -78,16 +79,13 @@ class Pieces:
             "t", sandbox_id, request_id or f"r-{sandbox_id}", spec, "h", expects_secret_env=False
         )
 
-    @asynccontextmanager
-    async def dispatching(self) -> AsyncIterator[None]:
+    def dispatching(self) -> AbstractAsyncContextManager[None]:
         """With the dispatcher at work."""
-        tasks = [asyncio.ensure_future(work) for work in (self.dispatcher.run_starts(), self.dispatcher.run_deletes())]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return at_work(self.dispatcher.run_starts(), self.dispatcher.run_deletes())
+
+    def reconciling(self) -> AbstractAsyncContextManager[None]:
+        """With the reconciler writing what it sees and telling of changes."""
+        return at_work(self.reconciler.run_writes(), self.reconciler.run_changes())
 
 
 def assemble(store: LeaseStore, terms: Terms = DAY, *, stuck_seconds: float = math.inf) -> Pieces:

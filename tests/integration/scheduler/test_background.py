@@ -192,19 +192,13 @@ class TestWrites:
         record = wanted("a")
         await started(pieces.store, record)
         before = await valkey.dump("orchard:sandbox:t:a")
-        reconciler = pieces.reconciler
-        working = [asyncio.ensure_future(work) for work in (reconciler.run_writes(), reconciler.run_changes())]
-        try:
+        async with pieces.reconciling():
             pieces.cache.tell(seen(record, State.READY, 5))
             await until(pieces, record, State.READY)
             await valkey.restore("orchard:sandbox:t:a", 0, before, replace=True)
             assert (await state_of(pieces.store, record))[0] is State.STARTING
             await valkey.client_kill_filter(_type="pubsub")
             await until(pieces, record, State.READY)
-        finally:
-            for task in working:
-                task.cancel()
-            await asyncio.gather(*working, return_exceptions=True)
 
 
 class TestRounds:

@@ -1,7 +1,6 @@
 """Why a start takes long, from the watcher's word to whoever waits, with a real Valkey."""
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -18,18 +17,6 @@ async def pieces(store: LeaseStore) -> Pieces:
     return assemble(store)
 
 
-@asynccontextmanager
-async def working(pieces: Pieces):
-    """With the scheduler's background tasks that write and tell."""
-    tasks = [asyncio.ensure_future(work) for work in (pieces.reconciler.run_writes(), pieces.reconciler.run_changes())]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 async def test_whoever_waits_is_told_what_holds_the_start_up(pieces: Pieces) -> None:
     record = wanted("a")
     await started(pieces.store, record)
@@ -39,7 +26,7 @@ async def test_whoever_waits_is_told_what_holds_the_start_up(pieces: Pieces) -> 
         seen(record, State.STARTING, 6, reason=Reason.IMAGE_PULL, message="no such image"),
         seen(record, State.FAILED, 7, reason=Reason.IMAGE_PULL, message="no such image in 15 min"),
     ]
-    async with working(pieces), asyncio.timeout(BACKSTOP):
+    async with pieces.reconciling(), asyncio.timeout(BACKSTOP):
         async for now in pieces.scheduler.wait("t", "a", until_terminal=False, stopping=asyncio.Event()):
             told.append((now.state, now.reason, now.message))
             if events:

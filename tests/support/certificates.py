@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
+from services.common.tls import TlsFiles
+
 DAY = dt.timedelta(days=1)
 
 
@@ -123,6 +125,11 @@ class MountedSecret:
     @property
     def ca(self) -> Path:
         return self._folder / "ca.crt"
+
+    @property
+    def files(self) -> TlsFiles:
+        """As a caller's settings have them: its own certificate, and the authority of whom it calls."""
+        return TlsFiles(self.cert, self.key, self.ca)
 
     def replace(self, pair: Pair | None = None, ca: bytes = b"") -> None:
         self._version += 1

@@ -28,12 +28,8 @@ def authority() -> Authority:
 @pytest.fixture
 def server(authority: Authority) -> Iterator[TlsServer]:
     with running_tls_postgres(authority) as found:
-        migrate(found.url, schema=SCHEMA, migrations=MIGRATIONS, tls=files(found.caller))
+        migrate(found.url, schema=SCHEMA, migrations=MIGRATIONS, tls=found.caller.files)
         yield found
-
-
-def files(secret: MountedSecret) -> TlsFiles:
-    return TlsFiles(secret.cert, secret.key, secret.ca)
 
 
 async def attempt(url: str, tls: TlsFiles | None) -> None:
@@ -47,16 +43,16 @@ async def attempt(url: str, tls: TlsFiles | None) -> None:
 async def test_the_database_is_used_with_certificates_of_its_authority_alone(
     server: TlsServer, authority: Authority, tmp_path: Path
 ) -> None:
-    await attempt(server.url, files(server.caller))
+    await attempt(server.url, server.caller.files)
     stranger = MountedSecret(tmp_path / "stranger", Authority().issue("orchard"), authority.pem)
     deceived = MountedSecret(tmp_path / "deceived", authority.issue("orchard"), Authority().pem)
     other = MountedSecret(tmp_path / "other", authority.issue("somebody"), authority.pem)
     wrong = {
-        "an authority that it does not know": (server.url, files(stranger)),
-        "a server of another authority": (server.url, files(deceived)),
-        "another user": (server.url, files(other)),
+        "an authority that it does not know": (server.url, stranger.files),
+        "a server of another authority": (server.url, deceived.files),
+        "another user": (server.url, other.files),
         "no certificate": (server.url, TlsFiles(ca=server.caller.ca)),
-        "another name": (server.url.replace("127.0.0.1", "localhost"), files(server.caller)),
+        "another name": (server.url.replace("127.0.0.1", "localhost"), server.caller.files),
         "in the clear": (server.url + "?sslmode=disable", None),
     }
     for what, (url, tls) in wrong.items():
@@ -66,7 +62,7 @@ async def test_the_database_is_used_with_certificates_of_its_authority_alone(
 
 
 async def test_new_files_are_used_at_the_next_connection(server: TlsServer) -> None:
-    store = GatewayStore(connect(server.url, tls=files(server.caller)))
+    store = GatewayStore(connect(server.url, tls=server.caller.files))
     try:
         await store.working_keys(utc_now())
         following = Authority()
@@ -112,7 +108,7 @@ async def test_a_database_that_is_not_trusted_is_named_in_the_log_with_the_reaso
     server: TlsServer, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     deceived = MountedSecret(tmp_path / "deceived", authority.issue("orchard"), Authority().pem)
-    store = GatewayStore(connect(server.url, tls=files(deceived)))
+    store = GatewayStore(connect(server.url, tls=deceived.files))
     health = Health()
     try:
         async with TaskGroup() as tasks, asyncio.timeout(110):

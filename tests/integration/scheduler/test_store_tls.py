@@ -24,10 +24,6 @@ def server(authority: Authority) -> Iterator[TlsServer]:
         yield found
 
 
-def files(secret: MountedSecret) -> TlsFiles:
-    return TlsFiles(secret.cert, secret.key, secret.ca)
-
-
 async def attempt(url: str, tls: TlsFiles | None) -> None:
     store = LeaseStore(url, tls)
     try:
@@ -39,14 +35,14 @@ async def attempt(url: str, tls: TlsFiles | None) -> None:
 async def test_redis_is_used_with_certificates_of_its_authority_alone(
     server: TlsServer, authority: Authority, tmp_path: Path
 ) -> None:
-    await attempt(server.url, files(server.caller))
+    await attempt(server.url, server.caller.files)
     stranger = MountedSecret(tmp_path / "stranger", Authority().issue("scheduler"), authority.pem)
     deceived = MountedSecret(tmp_path / "deceived", authority.issue("scheduler"), Authority().pem)
     wrong = {
-        "an authority that it does not know": (server.url, files(stranger)),
-        "a server of another authority": (server.url, files(deceived)),
+        "an authority that it does not know": (server.url, stranger.files),
+        "a server of another authority": (server.url, deceived.files),
         "no certificate": (server.url, TlsFiles(ca=server.caller.ca)),
-        "another name": (server.url.replace("127.0.0.1", "localhost"), files(server.caller)),
+        "another name": (server.url.replace("127.0.0.1", "localhost"), server.caller.files),
         "in the clear": (server.url.replace("rediss", "redis"), None),
     }
     for what, (url, tls) in wrong.items():
@@ -56,7 +52,7 @@ async def test_redis_is_used_with_certificates_of_its_authority_alone(
 
 
 async def test_new_files_are_used_at_the_next_connection(server: TlsServer) -> None:
-    store = LeaseStore(server.url, files(server.caller))
+    store = LeaseStore(server.url, server.caller.files)
     try:
         assert await store.living() == []
         following = Authority()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 import socket
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -16,6 +16,7 @@ import orchard
 import pytest
 
 from tests.support.platform import PlatformProcess, running_platform
+from tests.support.programs import programs
 
 BACKSTOP = 110.0
 SERVER = Path(__file__).parents[1] / "support" / "port_server.py"
@@ -46,24 +47,8 @@ def sandbox(platform: PlatformProcess) -> Iterator[orchard.Sandbox]:
 @pytest.fixture
 def start(platform: PlatformProcess) -> Iterator[Start]:
     """Starts the command line."""
-    started: list[subprocess.Popen[str]] = []
-
-    def orchard_command(*arguments: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "orchard._cli.main", *arguments],
-            env=platform.client_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
-
-    yield orchard_command
-    for process in started:
-        process.kill()
-        process.communicate()
+    with programs(platform.client_environment()) as start:
+        yield functools.partial(start, "-m", "orchard._cli.main")
 
 
 def line_of(process: subprocess.Popen[str]) -> str:

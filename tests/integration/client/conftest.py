@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from orchard import AsyncSandbox, AsyncSandboxClient, Sandbox, SandboxClient
 
+from tests.integration.client.cli import Cli
 from tests.integration.client.proxy import Proxy
 from tests.support.platform import PlatformProcess, running_platform
+from tests.support.programs import programs
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +46,11 @@ async def asandbox(aclient: AsyncSandboxClient, sandbox: Sandbox) -> AsyncSandbo
     return aclient.attach(sandbox.sandbox_id)
 
 
+@pytest.fixture(scope="session")
+def cli(platform: PlatformProcess) -> Cli:
+    return Cli(platform)
+
+
 @pytest.fixture
 def proxy(platform: PlatformProcess) -> Iterator[Proxy]:
     proxy = Proxy(platform.endpoint)
@@ -62,23 +68,11 @@ async def shaky(proxy: Proxy, platform: PlatformProcess) -> AsyncIterator[AsyncS
 @pytest.fixture
 def program(platform: PlatformProcess, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts a Python program that finds the platform by its profile."""
-    started: list[subprocess.Popen[str]] = []
+    with programs(platform.client_environment()) as start:
 
-    def start(source: str, *arguments: str) -> subprocess.Popen[str]:
-        path = tmp_path / "program.py"
-        path.write_text(source)
-        process = subprocess.Popen(
-            [sys.executable, str(path), *arguments],
-            env=platform.client_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
+        def program(source: str, *arguments: str) -> subprocess.Popen[str]:
+            path = tmp_path / "program.py"
+            path.write_text(source)
+            return start(str(path), *arguments)
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+        yield program

@@ -8,43 +8,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from orchard import ExecEnd, Sandbox, SandboxClient, SandboxState
 
-from tests.support.platform import PlatformProcess, wait_until
-
-
-class Cli:
-    """Runs the command line as a user would."""
-
-    def __init__(self, platform: PlatformProcess) -> None:
-        self.environment = platform.client_environment()
-
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "orchard._cli.main", *arguments],
-            env=self.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-
-    def __call__(self, *arguments: str, stdin: bytes = b"") -> tuple[int, bytes, bytes]:
-        process = self.start(*arguments)
-        out, err = process.communicate(stdin, timeout=200)
-        return process.returncode, out, err
-
-    def json(self, *arguments: str) -> Any:
-        code, out, err = self(*arguments, "--json")
-        assert (code, err) == (0, b"")
-        return json.loads(out)
-
-
-@pytest.fixture(scope="session")
-def cli(platform: PlatformProcess) -> Cli:
-    return Cli(platform)
+from tests.integration.client.cli import Cli
+from tests.support.platform import wait_until
 
 
 def test_the_life_of_a_sandbox(cli: Cli, client: SandboxClient) -> None:
@@ -195,17 +164,4 @@ def test_removing_what_is_not_there_fails_and_goes_on(cli: Cli) -> None:
 
 
 def test_completion_knows_the_sandboxes(cli: Cli, sandbox: Sandbox) -> None:
-    environment = {
-        **cli.environment,
-        "_ORCHARD_COMPLETE": "complete_bash",
-        "COMP_WORDS": "orchard get sb",
-        "COMP_CWORD": "2",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys; sys.argv = ['orchard']; from orchard._cli.main import main; main()"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert sandbox.sandbox_id in done.stdout.split()
+    assert sandbox.sandbox_id in cli.completed("get", "sb")

@@ -7,13 +7,7 @@ import secrets
 import pytest
 from orchard import RolloutPlan, SandboxClient, Task
 
-from tests.integration.client.test_command_line import Cli
-from tests.support.platform import PlatformProcess
-
-
-@pytest.fixture(scope="module")
-def cli(platform: PlatformProcess) -> Cli:
-    return Cli(platform)
+from tests.integration.client.cli import Cli
 
 
 @pytest.fixture

@@ -12,13 +12,7 @@ from pathlib import Path
 import pytest
 from orchard import Reward, SandboxClient, Step, Task, ToolCall
 
-from tests.integration.client.test_command_line import Cli
-from tests.support.platform import PlatformProcess
-
-
-@pytest.fixture(scope="module")
-def cli(platform: PlatformProcess) -> Cli:
-    return Cli(platform)
+from tests.integration.client.cli import Cli
 
 
 @pytest.fixture

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import secrets
-import subprocess
-import sys
 
 import pytest
 from orchard import Body, Reward, SandboxClient, Step, Task, ToolCall
 
-from tests.integration.client.test_command_line import Cli
-from tests.support.platform import PlatformProcess, wait_until
+from tests.integration.client.cli import Cli
+from tests.support.platform import wait_until
 
 LONG = "a long line of text\n" * 5000
-
-
-@pytest.fixture(scope="module")
-def cli(platform: PlatformProcess) -> Cli:
-    return Cli(platform)
 
 
 @pytest.fixture
@@ -136,17 +129,4 @@ def test_deletes_say_first_what_would_go(cli: Cli, client: SandboxClient, datase
 
 
 def test_ids_are_completed(cli: Cli, dataset: str) -> None:
-    environment = {
-        **cli.environment,
-        "_ORCHARD_COMPLETE": "complete_bash",
-        "COMP_WORDS": f"orchard trajectories show {dataset}",
-        "COMP_CWORD": "3",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys; sys.argv = ['orchard']; from orchard._cli.main import main; main()"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert set(done.stdout.split()) >= {f"{dataset}-{number}" for number in range(3)}
+    assert set(cli.completed("trajectories", "show", dataset)) >= {f"{dataset}-{number}" for number in range(3)}

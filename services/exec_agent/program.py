@@ -120,12 +120,12 @@ def _shown(text: str) -> str:
 
 def _cwd_error(error: int, cwd: str, why: str) -> OrchardError:
     if error == errno.ENOTDIR:
-        reason, text = "CWD_NOT_A_DIRECTORY", f"the working directory {cwd!r} is not a directory"
+        reason, text = "CWD_NOT_A_DIRECTORY", f"the working directory {cwd!r} is not a directory; name another in cwd"
     elif error == errno.ENOENT:
-        reason, text = "CWD_NOT_FOUND", f"the working directory {cwd!r} does not exist"
+        reason, text = "CWD_NOT_FOUND", f"the working directory {cwd!r} does not exist; make it, or name another in cwd"
     else:
         reason = "CWD_NOT_ACCESSIBLE"
-        text = f"the command's user cannot enter the working directory {cwd!r}: {why}; give a cwd that it can"
+        text = f"the command's user cannot enter the working directory {cwd!r}: {why}; name one that it can in cwd"
     return FailedPreconditionError(text, reason=reason, cwd=cwd)
 
 

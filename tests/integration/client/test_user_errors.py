@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 from orchard import Sandbox, SandboxClient
 
-from tests.integration.client.test_command_line import Cli
-from tests.support.platform import PlatformProcess
-
-
-@pytest.fixture(scope="module")
-def cli(platform: PlatformProcess) -> Cli:
-    return Cli(platform)
+from tests.integration.client.cli import Cli
 
 
 def test_a_copy_to_standard_output_is_written_there(cli: Cli, sandbox: Sandbox, tmp_path: Path) -> None:
@@ -28,6 +22,23 @@ def test_a_local_file_that_is_missing_is_named(cli: Cli, sandbox: Sandbox, tmp_p
     code, out, err = cli("cp", str(tmp_path / "none"), f"{sandbox.sandbox_id}:/tmp/u2")
     assert (code, out) == (2, b"")
     assert f"SOURCE: there is no file {str(tmp_path / 'none')!r} here" in " ".join(err.decode().split())
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (("exec", "--workdir", "/no/such", "SANDBOX", "true"), "cwd"),
+        (("exec", "--workdir", "/etc/passwd", "SANDBOX", "true"), "cwd"),
+        (("exec", "--workdir", "/" * 5000, "SANDBOX", "true"), "cwd"),
+        (("create", "--workdir", "relative"), "working_directory"),
+    ],
+)
+def test_a_working_directory_that_cannot_be_is_told_by_its_option(
+    cli: Cli, sandbox: Sandbox, words: tuple[str, ...], field: str
+) -> None:
+    code, out, err = cli(*(sandbox.sandbox_id if word == "SANDBOX" else word for word in words))
+    assert (code, out) == (1 if words[0] == "create" else 125, b"")
+    assert err.decode().rstrip().endswith(f"; {field} is --workdir")
 
 
 def test_waiting_for_one_that_has_ended_says_so(cli: Cli, client: SandboxClient) -> None:

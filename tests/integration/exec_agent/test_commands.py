@@ -207,9 +207,9 @@ async def test_what_cannot_start_says_why(client: Client, work: Path) -> None:
     plain = write(work / "plain", b"x", 0o644)
     text = write(work / "text", b"echo no interpreter\n")
     script = write(work / "script", b"#!/nowhere/bin/python\n")
-    await start_problem(client, spec("true", cwd="/nowhere"), "CWD_NOT_FOUND", "/nowhere")
+    await start_problem(client, spec("true", cwd="/nowhere"), "CWD_NOT_FOUND", "/nowhere", "in cwd")
     await start_problem(client, spec("true", cwd="missing"), "CWD_NOT_FOUND", "/missing")
-    await start_problem(client, spec("true", cwd=plain), "CWD_NOT_A_DIRECTORY", plain)
+    await start_problem(client, spec("true", cwd=plain), "CWD_NOT_A_DIRECTORY", plain, "in cwd")
     await start_problem(client, spec("no-such-program"), "COMMAND_NOT_FOUND", "no-such-program", "PATH")
     await start_problem(client, spec("/nowhere/x"), "COMMAND_NOT_FOUND", "/nowhere/x")
     await start_problem(client, spec(f"{plain}/below"), "COMMAND_NOT_FOUND")
@@ -227,7 +227,7 @@ async def test_what_cannot_start_says_why(client: Client, work: Path) -> None:
 @pytest.mark.root
 async def test_a_directory_that_the_user_may_not_enter(client: Client, work: Path) -> None:
     (work / "private").mkdir(mode=0o700)
-    await start_problem(client, spec("true", cwd=f"{work}/private", user="nobody"), "CWD_NOT_ACCESSIBLE")
+    await start_problem(client, spec("true", cwd=f"{work}/private", user="nobody"), "CWD_NOT_ACCESSIBLE", "in cwd")
 
 
 async def test_path_is_the_commands_own(client: Client, work: Path) -> None:

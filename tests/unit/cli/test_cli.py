@@ -86,6 +86,21 @@ def test_errors_are_one_sentence_with_reason_and_fix() -> None:
     assert text == "there is no sandbox 'x' [SANDBOX_NOT_FOUND]; `orchard list --all` shows which there are"
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (orchard.CommandNotStarted("no", reason="CWD_NOT_FOUND", metadata={"cwd": "/no"}), "cwd is --workdir"),
+        (orchard.InvalidArgument.of("spec.cwd", "has a NUL byte"), "cwd is --workdir"),
+        (orchard.InvalidArgument.of("spec.working_directory", "no"), "working_directory is --workdir"),
+        (orchard.InvalidArgument.of("quota.creates_per_second", "no"), "creates_per_second is --create-rate"),
+        (orchard.InvalidArgument.of("quota.maximum_lifetime", "no"), "maximum_lifetime is --lifetime"),
+        (orchard.InvalidArgument.of("group_by_label", "no"), "group_by_label is --group-by"),
+    ],
+)
+def test_a_field_that_has_another_name_here_is_told_by_its_option(error: orchard.OrchardError, told: str) -> None:
+    assert output.describe(error).endswith(f"]; {told}")
+
+
 def test_help_is_fast_and_lists_every_command() -> None:
     cli("--help")
     before = os.times()

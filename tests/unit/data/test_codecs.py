@@ -163,7 +163,7 @@ def test_a_format_that_is_not_known(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no format 'parchment'; use one of orchard"):
         read(tmp_path, format="parchment")
     (tmp_path / "x.jsonl").write_text('{"a": 1}\n')
-    with pytest.raises(DataError, match="is of no format that is known; name it"):
+    with pytest.raises(DataError, match=r"is of no format that is known; name it with format \(--from\): orchard"):
         detect(tmp_path / "x.jsonl")
     with pytest.raises(DataError, match="is not there"):
         detect(tmp_path / "y.jsonl")

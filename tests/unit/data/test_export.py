@@ -169,7 +169,7 @@ def test_an_export_that_was_broken_off_is_not_continued_as_another(tmp_path: Pat
         (RecordSource.of(some()), "openai", ExportOptions()),
         (RecordSource.of(some()), "sft", ExportOptions(max_tokens=100)),
     ):
-        with pytest.raises(DataError, match="was broken off here; repeat it as it was, or restart"):
+        with pytest.raises(DataError, match="was broken off here; repeat it as it was, or begin again with restart"):
             export(source, codec(name), output, options)
     assert export(RecordSource.of(some(5)), codec("sft"), output, restart=True).resumed == 0
 

@@ -52,7 +52,9 @@ def test_convert(archive: Path, tmp_path: Path) -> None:
     assert [(loss["what"], loss["count"]) for loss in found["losses"]] == [("record", 3)]
     result = run("convert", archive, "--to", "sft", "-o", output)
     assert result.exit_code == 1
-    assert f"{output}: is there already; choose another name, or overwrite it" in result.stderr
+    assert (
+        f"{output}: is there already; choose another name, or replace it with overwrite (--overwrite)" in result.stderr
+    )
     shown = run("convert", archive, "--to", "sft", "-o", output, "--overwrite")
     assert "read 6, wrote 3 rows" in shown.stdout
     assert "left out: it is unresolved: rise segments would train on what helped (3 times, first t0)" in shown.stderr
@@ -96,7 +98,7 @@ def test_what_a_bad_line_broke_off_goes_on_when_it_is_mended(archive: Path, tmp_
     archive.write_text("".join(lines))
     # The file is another now: going on could mix two.
     result = run("convert", archive, "--to", "openai", "-o", tmp_path / "out.jsonl")
-    assert "repeat it as it was, or restart" in result.stderr
+    assert "repeat it as it was, or begin again with restart (--restart)" in result.stderr
     assert said("convert", archive, "--to", "openai", "-o", tmp_path / "out.jsonl", "--restart")["rows"] == 6
 
 

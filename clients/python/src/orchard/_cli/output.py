@@ -16,6 +16,7 @@ import typer
 
 if TYPE_CHECKING:
     from orchard import SandboxClient
+    from orchard._client import errors
     from orchard._client.transfers import Progress
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for programs.")]
@@ -69,8 +70,14 @@ def describe(error: BaseException) -> str:
         errors.TrajectoryNotFound: "`orchard trajectories list` shows which there are",
     }
     fix = next((fix for kind, fix in fixes.items() if isinstance(error, kind)), "")
-    fix = fix or _FIXES.get(error.reason, "")
+    fix = fix or _FIXES.get(error.reason, "") or _renamed(error)
     return f"{text}; {fix}" if fix else text
+
+
+def _renamed(error: errors.OrchardError) -> str:
+    """Which option is meant, where an error names a field that the command line calls otherwise."""
+    fields = {violation.field.rpartition(".")[2] for violation in getattr(error, "violations", ())}
+    return ", ".join(f"{field} is {_OPTIONS[field]}" for field in sorted({*fields, *error.metadata} & _OPTIONS.keys()))
 
 
 _FIXES: Mapping[str, str] = {
@@ -80,6 +87,15 @@ _FIXES: Mapping[str, str] = {
     "VERDICT_NOT_FOUND": "ids of verdicts begin with vd-; of trajectories, name the --batch that judged them",
 }
 """By reason, of errors that have no class of their own."""
+
+_OPTIONS: Mapping[str, str] = {
+    "creates_per_second": "--create-rate",
+    "cwd": "--workdir",
+    "group_by_label": "--group-by",
+    "maximum_lifetime": "--lifetime",
+    "working_directory": "--workdir",
+}
+"""Fields that have another name here than in the SDK and the protocol."""
 
 
 def to_json(value: Any) -> Any:

@@ -96,7 +96,8 @@ def export(  # noqa: PLR0917 (all but the first three are options)
 
 def _check_missing(output: Path) -> None:
     if output.exists():
-        raise DataError("is there already", where=Where(str(output)), fix="choose another name, or overwrite it")
+        fix = "choose another name, or replace it with overwrite (--overwrite)"
+        raise DataError("is there already", where=Where(str(output)), fix=fix)
 
 
 def _with_files(options: ExportOptions, container: Container, output: Path) -> ExportOptions:
@@ -142,7 +143,7 @@ class _Job:
             raise DataError(
                 "an export of other trajectories, or in another way, was broken off here",
                 where=Where(str(self.cursor)),
-                fix="repeat it as it was, or restart",
+                fix="repeat it as it was, or begin again with restart (--restart)",
             )
         self.source = self.source.at(state["as_of"])
         self.place, self.size = state["place"], state["size"]

@@ -89,7 +89,9 @@ def detect(path: Path) -> Codec:
         if (named or (not one.patterns and path.is_dir())) and (one.sniff is None or _sniffs(one, path)):
             return one
     names = ", ".join(one.name for one in readable())
-    raise DataError("is of no format that is known", where=Where(str(path)), fix=f"name it: one of {names}")
+    raise DataError(
+        "is of no format that is known", where=Where(str(path)), fix=f"name it with format (--from): {names}"
+    )
 
 
 def _sniffs(one: Codec, path: Path) -> bool:

@@ -14,7 +14,7 @@ from orchard.data.registry import read
 from orchard.data.report import Report
 from orchard.trajectory.v1 import trajectory_pb2 as pb
 
-_AGAIN: Final = "choose again with --restart, when nothing changes what is chosen from"
+_AGAIN: Final = "choose again with restart (--restart), when nothing changes what is chosen from"
 
 
 class Source(Protocol):

@@ -21,7 +21,7 @@ from services.common.watch_cache import WatchCache
 from services.scheduler import reconcile, servicer_specs
 from services.scheduler.dispatch import Dispatcher
 from services.scheduler.injection import Delivery, injection_of
-from services.scheduler.process import NodeRuntime
+from services.scheduler.node_client import NodeRuntime
 from services.scheduler.reconcile import Reconciler
 from services.scheduler.service import Runtime, Scheduler
 from services.scheduler.servicer import LeaseServicer, SandboxServicer

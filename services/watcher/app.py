@@ -12,8 +12,9 @@ from services.common.interceptor import CallInterceptor
 from services.common.server import Server
 from services.common.tasks import TaskGroup
 from services.common.telemetry import Telemetry
+from services.watcher.agent_client import AgentProber
 from services.watcher.model import Runtime
-from services.watcher.process import AgentProber, NodeRuntime
+from services.watcher.node_client import NodeRuntime
 from services.watcher.service import DEPENDENCY, SILENCE_SECONDS, Watcher
 from services.watcher.servicer import WatchServicer
 from services.watcher.settings import WatcherSettings

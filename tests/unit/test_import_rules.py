@@ -11,7 +11,6 @@ ALLOWED = (
     "services/*/*/servicer*.py",
     "services/*/*_client.py",
     "services/*/*/*_client.py",
-    "services/*/process.py",
     "services/gateway/proxy.py",  # routes by descriptors
     "services/*/app.py",  # registers servicers
     "services/*/*/app.py",

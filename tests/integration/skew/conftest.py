@@ -30,7 +30,7 @@ from services.gateway import app
 from services.gateway.keys import Keys
 from services.gateway.settings import GatewaySettings
 from services.gateway.store import SCHEMA, GatewayStore
-from services.watcher.process import AgentProber
+from services.watcher.agent_client import AgentProber
 from tests.integration.gateway.world import World
 from tests.support.history import OLDEST, PREVIOUS, ROOT, earlier_build, import_path
 from tests.support.platform import wait_until

@@ -27,7 +27,7 @@ from services.common.watch_cache import WatchCache
 from services.exec_agent.settings import VERSION
 from services.gateway.agents_client import Agents
 from services.gateway.proxy import AgentProxy
-from services.watcher.process import AgentProber
+from services.watcher.agent_client import AgentProber
 from tests.integration.gateway.world import Caller, World
 from tests.support.certificates import Authority, MountedSecret
 from tests.support.ports import free_port

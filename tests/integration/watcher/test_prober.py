@@ -10,7 +10,7 @@ import pytest
 from services.common.health import Health
 from services.common.interceptor import CallInterceptor
 from services.common.server import Server
-from services.watcher.process import AgentProber
+from services.watcher.agent_client import AgentProber
 
 BACKSTOP = 110
 

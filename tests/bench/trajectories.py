@@ -18,6 +18,7 @@ from services.local.stores.postgres import Postgres
 from services.trajectories.store.tables import SCHEMA
 from tests.bench.measure import Figures, percentile, rss_bytes, timed
 from tests.bench.processors import Processors
+from tests.bench.trajectory_imports import imports
 from tests.bench.trajectory_load import Target, load, model, outcome, task
 from tests.bench.trajectory_texts import Generator, compressed_share
 from tests.support.platform import PlatformProcess
@@ -108,8 +109,10 @@ async def measure(
         growth.append({"trajectories": size, **await _at(store)})
         print(f"  {growth[-1]}", file=sys.stderr, flush=True)
     share = await asyncio.to_thread(compressed_share, store.generator, range(40))
+    imported = await asyncio.to_thread(imports, store.platform, store.generator)
     return {
         **growth[-1],
+        **imported,
         "kept_per_second": round(kept_per_second, 1),
         "packing_behind_seconds": round(behind, 1),
         "raw_share_left_by_xz": round(share, 4),

@@ -1,0 +1,158 @@
+"""Imports: small trajectories share calls, and what breaks one off or is wrong with one loses none before it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import secrets
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from orchard import AlreadyExists, InvalidArgument, OrchardError, SandboxClient, Task, WriterConflict
+from orchard.data import Record, codec
+from orchard.data.export import export
+from orchard.data.server import ServerSource, store, store_all
+from orchard.data.sources import RecordSource
+from orchard.trajectory.v1 import trajectory_pb2 as pb
+
+from tests.support.platform import PlatformProcess
+from tests.unit.data.making import record, with_image
+
+
+@pytest.fixture
+def dataset() -> str:
+    """A dataset of this test alone."""
+    return f"d-{secrets.token_hex(6)}"
+
+
+def many(dataset: str, count: int, first: int = 0) -> list[Record]:
+    """Small trajectories in their order."""
+    return [record(f"{dataset}-{number}", dataset=dataset) for number in range(first, first + count)]
+
+
+def ids(client: SandboxClient, dataset: str) -> list[str]:
+    """Of a dataset's whole trajectories, in the order in which they were made."""
+    found = [one for one, _ in ServerSource(client, {"datasets": dataset}).records()]
+    assert all(len(one.steps) == one.trajectory.totals.steps for one in found)
+    return [one.id for one in found]
+
+
+def test_small_and_long_ones_come_in_their_order(client: SandboxClient, dataset: str) -> None:
+    long = record(f"{dataset}-long", dataset=dataset)
+    for step in long.steps:
+        step.content[0].text = "x" * 60_000
+    long.steps[2].reasoning = "r" * 900_000
+    large = record(f"{dataset}-large", dataset=dataset)
+    large.steps[3].content[0].text = "y" * 100_000
+    seen = with_image(f"{dataset}-seen", 2, 1.0, dataset=dataset)
+    small = many(dataset, 1200)
+    records = [*small[:700], long, *small[700:], large, small[3], seen]
+    stored = list(store_all(client, records))
+    assert [one.id for one in stored] == [one.id for one in records]
+    assert [one.new for one in stored] == [one is not small[3] or place < 700 for place, one in enumerate(records)]
+    assert ids(client, dataset) == [one.id for place, one in enumerate(records) if place != 1202]
+    assert not any(store(client, one).new for one in (large, seen))
+    back = {one.id: one for one, _ in ServerSource(client, {"datasets": dataset}).records()}
+    blob = back[large.id].steps[3].content[0].blob
+    assert back[large.id].bodies[blob.sha256] == b"y" * 100_000
+    assert back[long.id].steps[2].reasoning == long.steps[2].reasoning
+    assert not any(one.new for one in store_all(client, records))
+    assert len(list(client.trajectories.annotations(small[0].id))) == 1
+
+
+def test_what_was_read_before_a_mistake_is_stored(client: SandboxClient, dataset: str) -> None:
+    made = many(dataset, 90)
+
+    def reading() -> Iterator[Record]:
+        yield from made[:70]
+        raise ValueError("line 71 is no trajectory")
+
+    stored = []
+    with pytest.raises(ValueError, match="line 71"):
+        stored.extend(store_all(client, reading()))
+    assert ids(client, dataset) == [one.id for one in made[:70]]
+    assert [one.new for one in store_all(client, made)] == [False] * 70 + [True] * 20
+
+
+def _other(made: Record) -> Record:
+    trajectory = pb.Trajectory()
+    trajectory.CopyFrom(made.trajectory)
+    trajectory.task.repo = "x/y"
+    return Record(trajectory, made.steps)
+
+
+def _labelled(made: Record) -> Record:
+    trajectory = pb.Trajectory()
+    trajectory.CopyFrom(made.trajectory)
+    trajectory.labels["no label"] = ""
+    return Record(trajectory, made.steps)
+
+
+def _without_role(made: Record) -> Record:
+    return Record(made.trajectory, [*made.steps[:-1], pb.Step(index=len(made.steps) - 1)])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "word"),
+    [
+        (_other, AlreadyExists, "another description"),
+        (_labelled, InvalidArgument, "trajectory.labels['no label']"),
+        (_without_role, InvalidArgument, "steps[5].role"),
+    ],
+)
+def test_the_first_that_is_refused_ends_it_and_is_named(
+    client: SandboxClient, dataset: str, spoil: type, kind: type[OrchardError], word: str
+) -> None:
+    made = many(dataset, 40)
+    if spoil is _other:
+        store(client, made[20])
+    with pytest.raises(kind) as caught:
+        list(store_all(client, [*made[:20], spoil(made[20]), *made[21:]]))
+    assert made[20].id in caught.value.message
+    assert word in caught.value.message
+    assert caught.value.metadata["trajectory_id"] == made[20].id
+    assert set(ids(client, dataset)) == {one.id for one in made[: 21 if spoil is _other else 20]}
+
+
+@pytest.mark.parametrize("written", [0, 2])
+def test_a_live_recording_is_left_alone(client: SandboxClient, dataset: str, written: int) -> None:
+    made = many(dataset, 9)
+    live = client.trajectories.create(Task(dataset=dataset), trajectory_id=made[4].id, model="m")
+    live.append(*made[4].steps[:written])
+    with pytest.raises(WriterConflict, match="--take-over") as caught:
+        list(store_all(client, made))
+    assert made[4].id in caught.value.message
+    live.append(*made[4].steps[written : written + 1])
+    assert [one.new for one in store_all(client, made, take_over=True)] == [False] * 4 + [True] * 5
+
+
+def _in_a_terminal(command: Sequence[str], environment: dict[str, str]) -> str:
+    """What a command says where its standard error is a terminal."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    with subprocess.Popen(command, env=environment, stderr=theirs, stdout=subprocess.DEVNULL) as process:
+        os.close(theirs)
+        with os.fdopen(ours, "rb", 0) as terminal:
+            said = b""
+            with contextlib.suppress(OSError):  # its other end is closed
+                while data := terminal.read(65536):
+                    said += data
+        assert process.wait(110) == 0
+    return said.decode()
+
+
+def test_an_import_in_the_shell_shows_how_far_it_is(platform: PlatformProcess, dataset: str, tmp_path: Path) -> None:
+    export(RecordSource.of(many(dataset, 1000)), codec("orchard"), tmp_path / "in.jsonl")
+    command = [sys.executable, "-m", "orchard._cli.main", "trajectories", "import", str(tmp_path / "in.jsonl")]
+    said = _in_a_terminal(command, {**platform.client_environment(), "TERM": "xterm"})
+    shown = [part for part in said.split("importing: ")[1:] if " trajectories" in part]
+    counts = {int(part.split(" ")[0].replace(",", "")) for part in shown}
+    assert len(counts) > 1
+    assert max(counts) <= 1000

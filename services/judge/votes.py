@@ -67,7 +67,7 @@ def combine(question: Question, readings: Sequence[Reading], parameters: Paramet
         counts = Counter(reading.value for reading in scored)
         value, votes = counts.most_common(1)[0]
         if votes * 2 <= len(scored) or value is None:
-            return Reading(Abstained(Reason.TIED), f"no answer has more than half of {len(scored)} votes")
+            return _tied(readings, len(scored), votes)
         chosen = next(reading for reading in scored if reading.value == value)
         return Reading(Scored(value), reasoning=chosen.reasoning, evidence=evidence)
     together = _NUMBERS[parameters.aggregation]
@@ -86,6 +86,17 @@ def combine(question: Question, readings: Sequence[Reading], parameters: Paramet
     else:
         total = float(together([exact(reading.score.value) for reading in scored if isinstance(reading.score, Scored)]))
     return Reading(Scored(total), scores=scores, evidence=evidence)
+
+
+def _tied(readings: Sequence[Reading], scored: int, most: int) -> Reading:
+    """No answer has more than half. Where votes that were lost might have decided, that is nobody's judgement."""
+    lost = [reading for reading in readings if isinstance(reading.score, Excluded)]
+    tie = f"no answer has more than half of {scored} votes"
+    if (most + len(lost)) * 2 <= scored + len(lost):
+        return Reading(Abstained(Reason.TIED), tie)
+    reasons = {reading.score for reading in lost}
+    score = reasons.pop() if len(reasons) == 1 else Excluded(Reason.QUORUM)
+    return Reading(score, f"{tie}, and {len(lost)} that might have decided are missing: {lost[0].message}")
 
 
 def _missed(readings: Sequence[Reading], scored: int, quorum: int) -> Reading:

@@ -36,7 +36,8 @@ def together(
         (votes(1, 0), Abstained("VOTES_TIED")),
         (votes(1, 1, 0, 0), Abstained("VOTES_TIED")),
         ([*votes(1, 1), LOST], Scored(1)),
-        ([*votes(1, 0), LOST], Abstained("VOTES_TIED")),
+        ([*votes(1, 0), LOST], Excluded("JUDGE_TIMEOUT")),
+        ([*votes(1, 0), MUTE], Abstained("VOTES_TIED")),
         ([*votes(1), LOST, LOST], Excluded("JUDGE_TIMEOUT")),
         ([*votes(1), MUTE, MUTE], Abstained("JUDGE_REFUSED")),
         ([*votes(1), LOST, MUTE], Excluded("JUDGE_TIMEOUT")),
@@ -46,6 +47,13 @@ def together(
 )
 def test_majority(readings: list[Reading], score: Score) -> None:
     assert together(readings).score == score
+
+
+def test_a_tie_is_a_judgement_only_where_no_lost_vote_might_have_decided_it() -> None:
+    assert together([*votes(1, 0.5, 0), LOST], kind=Kind.PAIRWISE).score == Abstained("VOTES_TIED")
+    undecided = together([*votes(1, 0), LOST, Reading(Excluded("ANSWER_EMPTY"), "")], quorum=2)
+    assert undecided.score == Excluded("QUORUM_MISSED")
+    assert "2 that might have decided are missing: it took too long" in undecided.message
 
 
 def test_majority_of_pairs_needs_more_than_half() -> None:

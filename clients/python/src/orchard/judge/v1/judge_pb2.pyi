@@ -78,7 +78,9 @@ class _AggregationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Aggregati
     AGGREGATION_UNSPECIFIED: _Aggregation.ValueType  # 0
     """The kind's default."""
     AGGREGATION_MAJORITY: _Aggregation.ValueType  # 1
-    """What more than half of the scored votes say; a tie abstains (VOTES_TIED). For verdicts and preferences."""
+    """What more than half of the scored votes say; a tie abstains (VOTES_TIED), and is EXCLUDED where votes that were lost
+    might have decided it. For verdicts and preferences.
+    """
     AGGREGATION_MEAN: _Aggregation.ValueType  # 2
     """The arithmetic mean."""
     AGGREGATION_MEDIAN: _Aggregation.ValueType  # 3
@@ -92,7 +94,9 @@ class Aggregation(_Aggregation, metaclass=_AggregationEnumTypeWrapper):
 AGGREGATION_UNSPECIFIED: Aggregation.ValueType  # 0
 """The kind's default."""
 AGGREGATION_MAJORITY: Aggregation.ValueType  # 1
-"""What more than half of the scored votes say; a tie abstains (VOTES_TIED). For verdicts and preferences."""
+"""What more than half of the scored votes say; a tie abstains (VOTES_TIED), and is EXCLUDED where votes that were lost
+might have decided it. For verdicts and preferences.
+"""
 AGGREGATION_MEAN: Aggregation.ValueType  # 2
 """The arithmetic mean."""
 AGGREGATION_MEDIAN: Aggregation.ValueType  # 3

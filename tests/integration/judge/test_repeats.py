@@ -60,6 +60,16 @@ async def test_votes_that_were_answered_are_not_paid_for_again(calls: Calls, ser
     assert (usage.usage.calls, usage.usage.failed_calls, usage.usage.prompt_tokens) == (4, 2, 2000)
 
 
+async def test_a_vote_that_might_have_decided_a_tie_is_asked_for_again(calls: Calls, server: JudgeServer) -> None:
+    fields: dict[str, Any] = {"parameters": judge_pb2.JudgementParameters(votes=3)}
+    server.behave("good", "bad", "400")
+    verdict = await calls.judge(**fields)
+    assert (verdict.state, verdict.reason) == (EXCLUDED, "JUDGE_REJECTED")
+    server.behave("good")
+    verdict = await calls.judge(**fields)
+    assert (verdict.state, verdict.value, len(server.requests)) == (SCORED, 1.0, 1)
+
+
 async def test_an_answer_that_could_not_be_read_is_asked_for_again(calls: Calls, server: JudgeServer) -> None:
     for behaviour, calls_made in (("half", 3), ("good", 1)):
         server.behave(behaviour)

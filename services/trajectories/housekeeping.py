@@ -92,14 +92,13 @@ class Housekeeper:
         # Compressing holds the processor: in a thread, so that appends go on.
         packed = await asyncio.to_thread(_pack, await packing.steps())
         names = {key: object_name(packing.tenants[key], key, content) for key, (_body, content) in packed.items()}
-        puts = [self._objects.put(names[key], body) for key, (body, _hash) in packed.items()]
-        failures = dict(zip(packed, await asyncio.gather(*puts, return_exceptions=True), strict=True))
+        failed = await self._objects.put_all({names[key]: body for key, (body, _hash) in packed.items()})
         done = {
             key: Packed(names[key], content_hash)
             for key, (_body, content_hash) in packed.items()
-            if failures[key] is None
+            if names[key] not in failed
         }
-        return done, next((failure for failure in failures.values() if failure is not None), None)
+        return done, next(iter(failed.values()), None)
 
     async def _pack_large(self, packing: Packing) -> tuple[dict[int, Packed], BaseException | None]:
         ((key, tenant),) = packing.tenants.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import ssl
 import urllib.request
@@ -12,6 +13,7 @@ import aiohttp
 import httpx2
 import orjson
 
+from services.common.settings import SettingsError
 from services.judge.backends.base import error_of_connection, error_of_status
 
 _MOST_BYTES: Final = 64 << 20
@@ -36,8 +38,13 @@ class ModelServer:
     def __init__(self, base: httpx2.URL, path: str, headers: Mapping[str, Any], timeout_seconds: float) -> None:
         url = base.copy_with(raw_path=base.raw_path.rstrip(b"/") + path.encode())
         self._url = str(url)
-        self._proxy = _proxy_of(url)
         self._headers = {name: value for name, value in headers.items() if isinstance(value, str)}
+        self._proxy, self._proxy_headers = None, dict[str, str]()
+        if (proxy := _proxy_of(url)) is not None:
+            self._proxy = str(proxy.url)
+            # A proxy that opens a tunnel is told before there is one; any other reads the request itself.
+            told = self._headers if url.scheme == "http" else self._proxy_headers
+            told |= _authorization(proxy)
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout_seconds, sock_read=timeout_seconds)
         self._session: aiohttp.ClientSession | None = None
 
@@ -53,7 +60,11 @@ class ModelServer:
         headers = {**self._headers, "Idempotency-Key": idempotency_key}
         try:
             async with self._session.post(
-                self._url, data=orjson.dumps(body), headers=headers, proxy=self._proxy
+                self._url,
+                data=orjson.dumps(body),
+                headers=headers,
+                proxy=self._proxy,
+                proxy_headers=self._proxy_headers,
             ) as response:
                 content = await _content_of(response)
         except (aiohttp.ClientError, TimeoutError, ssl.SSLError) as error:
@@ -75,15 +86,35 @@ class ModelServer:
         return aiohttp.ClientSession(connector=connector, timeout=self._timeout, cookie_jar=aiohttp.DummyCookieJar())
 
 
-def _proxy_of(url: httpx2.URL) -> str | None:
+def _proxy_of(url: httpx2.URL) -> httpx2.Proxy | None:
     """The proxy that the environment names for an address.
 
     aiohttp's own way to it would also take a password for the address from ~/.netrc, beside the key.
+
+    Raises:
+        SettingsError: it is of a kind that cannot be asked.
     """
     if urllib.request.proxy_bypass(url.host):
         return None
     proxies = urllib.request.getproxies()
-    return proxies.get(url.scheme) or proxies.get("all")
+    address = proxies.get(url.scheme) or proxies.get("all")
+    if not address:
+        return None
+    scheme, found, _rest = address.partition("://")
+    if not found:
+        return httpx2.Proxy(f"http://{address}")
+    if scheme not in {"http", "https"}:
+        raise SettingsError(
+            f"the environment names a {scheme} proxy for {url.host}; set HTTP_PROXY and HTTPS_PROXY to an http:// one, "
+            "or NO_PROXY to the host"
+        )
+    return httpx2.Proxy(address)
+
+
+def _authorization(proxy: httpx2.Proxy) -> dict[str, str]:
+    if proxy.auth is None:
+        return {}
+    return {"Proxy-Authorization": f"Basic {base64.b64encode(':'.join(proxy.auth).encode()).decode()}"}
 
 
 async def _content_of(response: aiohttp.ClientResponse) -> bytes:

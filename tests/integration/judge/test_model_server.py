@@ -1,5 +1,7 @@
 """The way to a model server: proxies, other addresses, answers without an end; the key goes where it should."""
 
+import asyncio
+import base64
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,6 +10,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from services.common.settings import SettingsError
 from services.judge.backends.base import CallError
 from services.judge.backends.model_server import ModelServer
 from services.judge.model import Reason
@@ -43,6 +46,43 @@ async def test_the_proxy_of_the_environment_is_asked(
     async with model_server("http://judge.invalid/v1/") as there:
         assert await there.post(BODY, "k") == {"status": "ok"}
     assert server.targets == ["http://judge.invalid/v1/messages"]
+
+
+async def test_a_proxy_is_told_its_own_password(server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.behave("no completion")
+    monkeypatch.setenv("HTTP_PROXY", f"me:it%20is@127.0.0.1:{server.port}")
+    async with model_server("http://judge.invalid") as there:
+        await there.post(BODY, "k")
+    assert server.headers[0]["proxy-authorization"] == f"Basic {base64.b64encode(b'me:it is').decode()}"
+    assert server.headers[0]["authorization"] == "Bearer ours"
+
+
+async def test_a_tunnel_is_asked_for_without_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads: list[str] = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        writer.write(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    proxy = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    async with proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://me:mine@127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
+        async with model_server("https://judge.invalid") as there:
+            with pytest.raises(CallError) as caught:
+                await there.post(BODY, "k")
+    assert (caught.value.reason, caught.value.again) == (Reason.UNAVAILABLE, True)
+    (head,) = heads
+    assert head.startswith("CONNECT judge.invalid:443 ")
+    assert f"Proxy-Authorization: Basic {base64.b64encode(b'me:mine').decode()}" in head
+    assert "ours" not in head
+
+
+def test_a_proxy_that_cannot_be_asked_is_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://me:mine@127.0.0.1:1080")
+    with pytest.raises(SettingsError, match=r"socks5 proxy for judge\.invalid; set HTTP_PROXY") as caught:
+        ModelServer(httpx2.URL("https://judge.invalid"), "/messages", HEADERS, 60)
+    assert "mine" not in str(caught.value)
 
 
 async def test_an_address_without_proxy_is_asked_itself(server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:

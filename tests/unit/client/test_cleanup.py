@@ -10,7 +10,7 @@ import pytest
 from orchard import SandboxClient
 from orchard._client import runtime
 from orchard._client.cleanup import Registry
-from orchard._client.trajectories.commands import Observers
+from orchard._client.observing import Observers
 
 
 class BusySession:

@@ -14,12 +14,12 @@ from typing import Any, Final
 from orchard._client import errors
 from orchard._client.convert import exec_result, stream_name
 from orchard._client.exec_calls import ExecCalls
+from orchard._client.observing import ObservedCommand, Observers
 from orchard._client.options import Command
 from orchard._client.pool import Connection
 from orchard._client.status import CallFailed
 from orchard._client.stdin import check_takes_input, feeding
 from orchard._client.text import Characters
-from orchard._client.trajectories.commands import ObservedCommand, Observers
 from orchard._client.transport import CALL_SECONDS, Retry
 from orchard._client.types import ExecEnd, ExecResult, OutputChunk
 from orchard._client.units import duration

@@ -15,10 +15,10 @@ from orchard._client import errors
 from orchard._client.background import Background
 from orchard._client.cleanup import REGISTRY
 from orchard._client.leases import Heartbeats
+from orchard._client.observing import Observers
 from orchard._client.profile import Profile
 from orchard._client.runtime import leak
 from orchard._client.tracing import Tracing
-from orchard._client.trajectories.commands import Observers
 from orchard._client.transport import Retry, Transport
 from orchard.sandbox.v1 import sandbox_service_pb2
 

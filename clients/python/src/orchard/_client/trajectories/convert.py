@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import enum
 import functools
 import hashlib
@@ -380,8 +379,3 @@ def openai_message(
         if getattr(step, name):
             message[name] = getattr(step, name)
     return message
-
-
-def now() -> dt.datetime:
-    """The present time."""
-    return dt.datetime.now(dt.UTC)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import orchard
 from orchard.data import codec, read
-from orchard.data.codecs.base import ExportOptions
 from orchard.data.export import export
+from orchard.data.options import ExportOptions
 from orchard.data.server import ServerSource, store
 from orchard.data.training.conversations import conversations, curve_of
 from orchard.rewards.credit import inverted_u_share

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import orchard
 from orchard.data import codec
-from orchard.data.codecs.base import ExportOptions
 from orchard.data.export import export
+from orchard.data.options import ExportOptions
 from orchard.data.server import ServerSource
 
 from services.local.demo.rollouts import LABEL

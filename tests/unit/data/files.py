@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from orchard.data import Record, Report, codecs
-from orchard.data.codecs.base import ExportOptions
+from orchard.data.options import ExportOptions
 
 
 def write(record: Record, name: str, folder: Path) -> tuple[Path, Report]:

@@ -17,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from orchard.data import DataError, Record, codec, codecs, read
 from orchard.data import export as exports
-from orchard.data.codecs.base import Container, ExportOptions, rows_of
+from orchard.data.codecs.base import Container, rows_of
 from orchard.data.counting import Estimate, TokenizerFile
 from orchard.data.export import export, hash_of_path
+from orchard.data.options import ExportOptions
 from orchard.data.record import text_of
 from orchard.data.report import Report
 from orchard.data.sources import FileSource, RecordSource

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from orchard.data import Record, Report, codec
-from orchard.data.codecs.base import ExportOptions, Group, rows_of
+from orchard.data.codecs.base import rows_of
+from orchard.data.options import ExportOptions
+from orchard.data.training.groups import Group
 from orchard.trajectory.v1 import trajectory_pb2 as pb
 
 from tests.unit.data.making import record

@@ -15,8 +15,8 @@ from orchard._cli.trajectories import trajectories
 from orchard._cli.trajectory_filters import with_filters
 
 if TYPE_CHECKING:
-    from orchard.data.codecs.base import ExportOptions
     from orchard.data.export import Exported
+    from orchard.data.options import ExportOptions
     from orchard.data.report import Loss
     from orchard.data.sources import Source
 
@@ -236,8 +236,8 @@ def _options(  # noqa: PLR0917 (options of the command line)
     recipe: str,
     environment: str,
 ) -> ExportOptions:
-    from orchard.data.codecs.base import ExportOptions
     from orchard.data.counting import counter_of
+    from orchard.data.options import ExportOptions
 
     return ExportOptions(
         loss=loss,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    # For types alone: a result's check() raises errors that hold it.
     from orchard._client.types import ExecResult, PatchResult
 
 

@@ -12,15 +12,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from orchard.data.codecs.base import Codec, Container, ExportOptions, Group, Row, rows_of
+from orchard.data.codecs.base import Codec, Container, Row, rows_of
 from orchard.data.errors import DataError, Where
 from orchard.data.holding import Holding
 from orchard.data.nodes import compact
+from orchard.data.options import ExportOptions
 from orchard.data.record import Record, valid_id
 from orchard.data.registry import container_of
 from orchard.data.report import Loss, Report
 from orchard.data.sources import Source
-from orchard.data.training.groups import grouped
+from orchard.data.training.groups import Group, grouped
 
 _CHECKPOINT_UNITS: Final = 500
 _CHECKPOINT_BYTES: Final = 64 << 20

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from orchard.data.bodies import extension
 from orchard.data.codecs.atif_read import OURS, VERSIONS, read
-from orchard.data.codecs.base import EVERYTHING, Codec, Container, ExportOptions, Row
+from orchard.data.codecs.base import EVERYTHING, Codec, Container, Row
 from orchard.data.nodes import Node, compact, parse_object, read_document, read_lines
+from orchard.data.options import ExportOptions
 from orchard.data.protos import to_plain
 from orchard.data.record import Record, body_of
 from orchard.data.report import Report

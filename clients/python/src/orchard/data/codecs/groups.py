@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from orchard.data import schemas
-from orchard.data.codecs.base import RECIPES, Carries, Codec, Container, ExportOptions, Group, Row
+from orchard.data.codecs.base import Carries, Codec, Container, Row
 from orchard.data.errors import NoExampleError
+from orchard.data.options import RECIPES, ExportOptions
 from orchard.data.record import Record
 from orchard.data.report import Report
 from orchard.data.training.conversations import Conversation, conversations
 from orchard.data.training.examples import described, plain_messages
-from orchard.data.training.groups import Judged, judge
+from orchard.data.training.groups import Group, Judged, judge
 from orchard.data.training.tokens import token_sequences
 from orchard.rewards.scores import Abstained, Scored
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from orchard.data.bodies import FolderBodies, extension
-from orchard.data.codecs.base import EVERYTHING, Codec, Container, ExportOptions, Row
+from orchard.data.codecs.base import EVERYTHING, Codec, Container, Row
 from orchard.data.nodes import read_lines
+from orchard.data.options import ExportOptions
 from orchard.data.protos import from_plain, to_plain
 from orchard.data.record import Record, body_of, valid_id
 from orchard.data.report import Report

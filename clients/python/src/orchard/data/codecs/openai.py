@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from orchard.data.codecs.base import Carries, Codec, Container, ExportOptions, Row
+from orchard.data.codecs.base import Carries, Codec, Container, Row
 from orchard.data.messages import inline_images, message_of, step_of
 from orchard.data.nodes import Node, compact, parse_object, read_lines
+from orchard.data.options import ExportOptions
 from orchard.data.protos import from_plain, to_plain
 from orchard.data.record import Record, valid_id
 from orchard.data.report import Report

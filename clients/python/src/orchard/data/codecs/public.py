@@ -15,10 +15,11 @@ from typing import Any, Final
 
 from orchard.data import schemas
 from orchard.data.bodies import media_type_of
-from orchard.data.codecs.base import Carries, Codec, Container, ExportOptions, Row
+from orchard.data.codecs.base import Carries, Codec, Container, Row
 from orchard.data.errors import NoExampleError, Where
 from orchard.data.messages import add_data_url, step_of
 from orchard.data.nodes import Node, compact, parse_object, read_lines
+from orchard.data.options import ExportOptions
 from orchard.data.parquet import read_rows
 from orchard.data.record import Record, blob_of, valid_id
 from orchard.data.report import Report

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from orchard.data import schemas
-from orchard.data.codecs.base import Carries, Codec, Container, ExportOptions, Row
+from orchard.data.codecs.base import Carries, Codec, Container, Row
 from orchard.data.errors import NoExampleError
+from orchard.data.options import ExportOptions
 from orchard.data.record import Record
 from orchard.data.report import Report
 from orchard.data.training.conversations import Conversation

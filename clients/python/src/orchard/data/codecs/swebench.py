@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from orchard.data.codecs.base import Carries, Codec, Container, ExportOptions, Row
+from orchard.data.codecs.base import Carries, Codec, Container, Row
 from orchard.data.nodes import Node, compact, parse_object, read_document, read_lines
+from orchard.data.options import ExportOptions
 from orchard.data.record import SUBMISSION, Record, submission_of, valid_id
 from orchard.data.report import Report
 from orchard.trajectory.v1 import trajectory_pb2 as pb

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from orchard.data.codecs.base import Carries, Codec, Container, ExportOptions, Group, Row
+from orchard.data.codecs.base import Carries, Codec, Container, Row
 from orchard.data.errors import NoExampleError
+from orchard.data.options import ExportOptions
 from orchard.data.record import Record, text_of
 from orchard.data.report import Report
 from orchard.data.training.conversations import Conversation, conversations
 from orchard.data.training.examples import plain_messages, sequences_of
-from orchard.data.training.groups import judge
+from orchard.data.training.groups import Group, judge
 from orchard.data.training.tokens import TokenSequence
 from orchard.rewards.scores import Scored
 from orchard.trajectory.v1 import trajectory_pb2 as pb

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from orchard.data import schemas
-from orchard.data.codecs.base import Carries, Codec, Container, ExportOptions, Row
+from orchard.data.codecs.base import Carries, Codec, Container, Row
 from orchard.data.errors import NoExampleError
+from orchard.data.options import ExportOptions
 from orchard.data.record import Record, parent_of
 from orchard.data.report import Report
 from orchard.data.training.conversations import VALUE, conversations

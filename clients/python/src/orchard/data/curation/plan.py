@@ -10,13 +10,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from orchard.data.codecs.base import ExportOptions
 from orchard.data.counting import counter_of
 from orchard.data.curation import filters, selectors
 from orchard.data.curation.near_duplicates import near_duplicates
 from orchard.data.curation.pipeline import Curation, Step
 from orchard.data.curation.yaml_lines import Document, read_yaml
 from orchard.data.errors import DataError, MissingExtraError
+from orchard.data.options import ExportOptions
 from orchard.data.registry import codec
 
 _OPTIONS: Final = ("loss", "reward", "max_tokens", "truncate", "recipe", "environment")

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from orchard._client.trajectories.convert import openai_message
-from orchard.data.codecs.base import ExportOptions
 from orchard.data.counting import tokens_of, tokens_of_steps
 from orchard.data.errors import NoExampleError
 from orchard.data.messages import data_url, role_name
 from orchard.data.nodes import parse_object
+from orchard.data.options import ExportOptions
 from orchard.data.record import Record, body_of
 from orchard.data.report import Report
 from orchard.data.training.conversations import Conversation, conversations, rises

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orchard.data.codecs.base import RECIPES, ExportOptions, Group
 from orchard.data.errors import DataError
+from orchard.data.options import RECIPES, ExportOptions
 from orchard.data.record import Record, score_of
 from orchard.rewards.groups import Advantages, dynamic_sampling, grpo_advantages
 from orchard.rewards.scores import Abstained, Excluded, Score, Scored
@@ -16,6 +16,23 @@ from orchard.trajectory.v1 import trajectory_pb2 as pb
 
 _MOST_HELD: Final = 4 << 30
 """Bytes of steps in groups that are not whole yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Attempts at one prompt, in their order.
+
+    Attributes:
+        key: their group, or dataset and instance where they have none.
+        number: of the group in this export, from 0.
+        first: members of the groups before it.
+        members: the attempts.
+    """
+
+    key: str
+    number: int
+    first: int
+    members: Sequence[Record]
 
 
 def key_of(trajectory: pb.Trajectory) -> str:

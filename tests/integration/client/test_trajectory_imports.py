@@ -52,8 +52,10 @@ def test_small_and_long_ones_come_in_their_order(client: SandboxClient, dataset:
     large = record(f"{dataset}-large", dataset=dataset)
     large.steps[3].content[0].text = "y" * 100_000
     seen = with_image(f"{dataset}-seen", 2, 1.0, dataset=dataset)
+    judged = record(f"{dataset}-judged", dataset=dataset, values=dict.fromkeys(range(3), 0.5))
+    judged = Record(judged.trajectory, judged.steps, [*judged.values] * 3400)
     small = many(dataset, 1200)
-    records = [*small[:700], long, *small[700:], large, small[3], seen]
+    records = [*small[:700], long, *small[700:], large, small[3], seen, judged]
     stored = list(store_all(client, records))
     assert [one.id for one in stored] == [one.id for one in records]
     assert [one.new for one in stored] == [one is not small[3] or place < 700 for place, one in enumerate(records)]
@@ -110,7 +112,8 @@ def _without_role(made: Record) -> Record:
 def test_the_first_that_is_refused_ends_it_and_is_named(
     client: SandboxClient, dataset: str, spoil: type, kind: type[OrchardError], word: str
 ) -> None:
-    made = many(dataset, 40)
+    # With those behind it in a call of their own, which is ready as this one is refused.
+    made = many(dataset, 700)
     if spoil is _other:
         store(client, made[20])
     with pytest.raises(kind) as caught:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -15,6 +15,7 @@ from orchard.trajectory.v1 import trajectory_service_pb2 as service_pb
 
 if TYPE_CHECKING:
     from orchard import SandboxClient, Trajectory, TrajectoryOptions
+    from orchard._client.trajectories.sync import Storing
 
 _APPEND_STEPS: Final = 500
 _WRITER: Final = "import"
@@ -102,16 +103,22 @@ def store_all(client: SandboxClient, records: Iterable[Record], *, take_over: bo
             if not together.takes(record):
                 yield from together.send()
             if not together.add(record):
+                yield from together.send()
+                yield from together.settle()
                 yield store(client, record, take_over=take_over)
-    except Exception:
-        # What came before whatever is wrong is stored, as it would be one by one.
         yield from together.send()
+        yield from together.settle()
+    except Exception:
+        # What was read before a mistake in a file is stored, as it would be one by one.
+        yield from together.send()
+        yield from together.settle()
         raise
-    yield from together.send()
+    finally:
+        together.cancel()
 
 
 class _Together:
-    """Small trajectories that go into one call."""
+    """Small trajectories that go into one call, while the call before is under way."""
 
     def __init__(self, client: SandboxClient, take_over: bool) -> None:
         self._client = client
@@ -120,6 +127,7 @@ class _Together:
         self._records: dict[str, Record] = {}
         self._messages: list[service_pb.NewTrajectory] = []
         self._size = 0
+        self._under_way: tuple[Storing, dict[str, Record]] | None = None
 
     def takes(self, record: Record) -> bool:
         """Whether there is room: what goes by itself comes behind those before it, and an id goes once into a call."""
@@ -142,22 +150,40 @@ class _Together:
         return True
 
     def send(self) -> Iterator[Stored]:
-        """Store those that are there."""
+        """Begin to store those that are there, behind those before them; what became of the latter."""
+        # Taken first: where one of those before them is refused, they are not stored.
         records, messages = self._records, self._messages
         self._records, self._messages, self._size = {}, [], 0
-        if not messages:
+        yield from self.settle()
+        if not self._possible:
+            yield from self._each(records)
+        elif messages:
+            self._under_way = self._client.trajectories.begin_store(messages), records
+
+    def settle(self) -> Iterator[Stored]:
+        """What became of those that are under way."""
+        if self._under_way is None:
             return
+        (call, records), self._under_way = self._under_way, None
         try:
-            stored = self._client.trajectories.store(messages)
+            stored = call.result()
         except Unimplemented:
             self._possible = False
-            for record in records.values():
-                yield store(self._client, record, take_over=self._take_over)
+            yield from self._each(records)
         except WriterConflict as error:
             raise _taken(error.metadata["trajectory_id"]) from error
         else:
             for one in stored:
                 yield Stored(one.trajectory_id, len(records[one.trajectory_id].steps), not one.was_sealed)
+
+    def _each(self, records: Mapping[str, Record]) -> Iterator[Stored]:
+        for record in records.values():
+            yield store(self._client, record, take_over=self._take_over)
+
+    def cancel(self) -> None:
+        """Wait no longer for those that are under way."""
+        if self._under_way is not None:
+            self._under_way[0].cancel()
 
 
 def _size_of(record: Record) -> int:

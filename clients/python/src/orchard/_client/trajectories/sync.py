@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -73,7 +74,15 @@ class Trajectories:
 
     def store(self, trajectories: Sequence[pb.NewTrajectory]) -> Sequence[pb.StoredTrajectory]:
         """Store whole trajectories in one call. See AsyncTrajectories.store."""
-        return self._portal.run(self._async.store(trajectories))
+        return self.begin_store(trajectories).result()
+
+    def begin_store(self, trajectories: Sequence[pb.NewTrajectory]) -> Storing:
+        """As `store`, without waiting for it: the next call can be made ready meanwhile."""
+
+        async def begin() -> asyncio.Task[Sequence[pb.StoredTrajectory]]:
+            return asyncio.create_task(self._async.store(trajectories), name="store trajectories")
+
+        return Storing(self._portal, self._portal.run(begin()))
 
     def get(self, trajectory_id: str) -> TrajectoryInfo:
         """All that is known of a trajectory but its steps."""
@@ -161,6 +170,31 @@ class Trajectories:
     def text(self, step: Step) -> str:
         """The whole text of a step, with what is stored as a body."""
         return self._portal.run(self._async.text(step))
+
+
+class Storing:
+    """A call that stores trajectories, under way."""
+
+    def __init__(self, portal: Portal, call: asyncio.Task[Sequence[pb.StoredTrajectory]]) -> None:
+        self._portal = portal
+        self._call = call
+
+    def result(self) -> Sequence[pb.StoredTrajectory]:
+        """Wait for its answer; raises what it raised. If the wait is interrupted, the call is cancelled."""
+
+        async def wait() -> Sequence[pb.StoredTrajectory]:
+            return await self._call
+
+        return self._portal.run(wait())
+
+    def cancel(self) -> None:
+        """Wait for it no longer; what it stored is not known. A repeat is safe."""
+
+        async def cancel() -> None:
+            self._call.cancel()
+            await asyncio.gather(self._call, return_exceptions=True)
+
+        self._portal.run(cancel())
 
 
 class Trajectory:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc
+import grpc.aio
 from orchard.admin.v1 import (
     audit_service_pb2_grpc,
     image_service_pb2_grpc,
@@ -36,6 +37,7 @@ from services.common.server import Server
 from services.common.states import State
 from services.common.tasks import TaskGroup
 from services.common.telemetry import Telemetry
+from services.common.tls import ClientTls
 from services.common.tokens import Signer, load_private_key
 from services.common.watch_cache import WatchCache
 from services.gateway import keys as api_keys
@@ -120,31 +122,10 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
         + (TRAJECTORY_NAMES if settings.trajectories_address else ())
         + (JUDGE_NAMES if settings.judge_address else ()),
     )
-    creates = CreateServicer(scheduler, courier)
-    sandboxes = PrincipalProxy(
-        scheduler.channel,
-        signer,
-        telemetry,
-        _SANDBOX,
-        overrides={
-            f"/{_SANDBOX.full_name}/CreateSandbox": grpc.unary_unary_rpc_method_handler(
-                creates.create,
-                request_deserializer=sandbox_service_pb2.CreateSandboxRequest.FromString,
-                response_serializer=sandbox_service_pb2.CreateSandboxResponse.SerializeToString,
-            )
-        },
+    proxies, channels = _pass_through(
+        settings, signer, telemetry, tls=tls, scheduler=scheduler, agents=agents, courier=courier
     )
-    creates.proxy = sandboxes
-    commands = AgentProxy(agents, telemetry, _EXEC, _FILES, _PORTS, on_secret_pending=courier.deliver_again)
-    proxies: list[ServiceProxy] = [commands, sandboxes]
-    trajectories = connect_service(settings.trajectories_address, tls) if settings.trajectories_address else None
-    if trajectories is not None:
-        proxies.append(PrincipalProxy(trajectories, signer, telemetry, _TRAJECTORIES, _GROUPS))
-    judge = connect_service(settings.judge_address, tls) if settings.judge_address else None
-    if judge is not None:
-        proxies.append(PrincipalProxy(judge, signer, telemetry, _JUDGE))
     server.grpc_server.add_generic_rpc_handlers(tuple(proxies))
-
     endpoints = Endpoints(agents, settings.endpoints())
 
     def end_streams() -> None:
@@ -152,14 +133,14 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
         for proxy in proxies:
             proxy.end_streams()
 
-    endpoint_servicer = EndpointServicer(agents, endpoints)
-    endpoint_service_pb2_grpc.add_EndpointServiceServicer_to_server(endpoint_servicer, server.grpc_server)
-    key_service_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(keys), server.grpc_server)
-    tenant_service_pb2_grpc.add_TenantServiceServicer_to_server(TenantServicer(tenants), server.grpc_server)
-    image_service_pb2_grpc.add_ImageServiceServicer_to_server(images, server.grpc_server)
-    usage_service_pb2_grpc.add_UsageServiceServicer_to_server(UsageServicer(store), server.grpc_server)
-    audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditServicer(audit_table), server.grpc_server)
-    version_service_pb2_grpc.add_VersionServiceServicer_to_server(VersionServicer(settings.runtime), server.grpc_server)
+    served = server.grpc_server
+    endpoint_service_pb2_grpc.add_EndpointServiceServicer_to_server(EndpointServicer(agents, endpoints), served)
+    key_service_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(keys), served)
+    tenant_service_pb2_grpc.add_TenantServiceServicer_to_server(TenantServicer(tenants), served)
+    image_service_pb2_grpc.add_ImageServiceServicer_to_server(images, served)
+    usage_service_pb2_grpc.add_UsageServiceServicer_to_server(UsageServicer(store), served)
+    audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditServicer(audit_table), served)
+    version_service_pb2_grpc.add_VersionServiceServicer_to_server(VersionServicer(settings.runtime), served)
     tasks.start("read the keys", keys.run_refresh(settings.key_refresh_seconds))
     tasks.start("read the tenants", tenants.run_refresh(settings.key_refresh_seconds))
     tasks.start("tell of quotas", tenants.run_telling())
@@ -180,9 +161,39 @@ async def run(settings: GatewaySettings, tasks: TaskGroup, telemetry: Telemetry 
         await asyncio.gather(audit.close(), usage.close())
         await agents.close()
         await scheduler.close()
-        if trajectories is not None:
-            await trajectories.close()
-        if judge is not None:
-            await judge.close()
+        for channel in channels:
+            await channel.close()
         await images.close()
         await store.close()
+
+
+def _pass_through(
+    settings: GatewaySettings,
+    signer: Signer,
+    telemetry: Telemetry | None,
+    *,
+    tls: ClientTls | None,
+    scheduler: SchedulerClient,
+    agents: Agents,
+    courier: SecretCourier,
+) -> tuple[list[ServiceProxy], list[grpc.aio.Channel]]:
+    """What is passed on to agents and to services behind the gateway, and the connections that it took."""
+    creates = CreateServicer(scheduler, courier)
+    create = grpc.unary_unary_rpc_method_handler(
+        creates.create,
+        request_deserializer=sandbox_service_pb2.CreateSandboxRequest.FromString,
+        response_serializer=sandbox_service_pb2.CreateSandboxResponse.SerializeToString,
+    )
+    overrides = {f"/{_SANDBOX.full_name}/CreateSandbox": create}
+    creates.proxy = sandboxes = PrincipalProxy(scheduler.channel, signer, telemetry, _SANDBOX, overrides=overrides)
+    commands = AgentProxy(agents, telemetry, _EXEC, _FILES, _PORTS, on_secret_pending=courier.deliver_again)
+    proxies: list[ServiceProxy] = [commands, sandboxes]
+    channels: list[grpc.aio.Channel] = []
+    for address, services in (
+        (settings.trajectories_address, (_TRAJECTORIES, _GROUPS)),
+        (settings.judge_address, (_JUDGE,)),
+    ):
+        if address:
+            channels.append(connect_service(address, tls))
+            proxies.append(PrincipalProxy(channels[-1], signer, telemetry, *services))
+    return proxies, channels

@@ -28,8 +28,9 @@ both            put a line that has no newline before     only at the end of the
                                                           nobody asked for
 patch           takes the lines of a removal away and     refuse that file, as git does: half of a removal is
                 keeps the file if others are in it        nothing that anybody asked for
-patch           makes a file where one is: adds the lines, refuse that file, as git does: it is somebody's
-                or sets the mode where they do not fit
+patch           makes a file where one is: adds the lines, refuse that file, as git does: it is somebody's, an
+                or sets the mode where they do not fit;   empty one too
+                of an empty one it does not even tell
 patch           makes no directory in place of a file,    do both, as git does: a diff of trees may say so
                 and no file in place of a directory
 patch           removes an empty file whose lines it      refuse, as git does: it is not the file that the diff
@@ -191,6 +192,13 @@ def _made_over_another(compared: Compared) -> bool:
     return said and "it exists already" in compared.ours.errors()
 
 
+def _made_over_an_empty_file(compared: Compared) -> bool:
+    results = compared.ours.plan.results if compared.ours.plan else ()
+    refused = {result.path for result in results if result.error == "it exists already"}
+    empty = {path for path, file in compared.case.target.items() if not file.data}
+    return any(compared.tool.tree.get(path) != compared.ours.tree.get(path) for path in refused & empty)
+
+
 def _file_to_directory(compared: Compared) -> bool:
     names = compared.case.old.keys() | compared.case.new.keys() | compared.case.target.keys()
     return any(other.startswith(name + b"/") for name in names for other in names)
@@ -221,6 +229,7 @@ DIFFERENCES = {
     "line without newline": Difference(("git", "patch"), _line_without_newline),
     "rest of a removal": Difference(("patch",), _rest_of_a_removal),
     "made over another": Difference(("patch",), _made_over_another),
+    "made over an empty file": Difference(("patch",), _made_over_an_empty_file),
     "emptied already": Difference(("patch",), _emptied_already),
     "file to directory": Difference(("patch",), _file_to_directory),
     "directory of a missing file": Difference(("patch",), _directory_of_a_missing_file),
@@ -318,6 +327,10 @@ _ONE = {
     "made over another": _case(
         {b"f": File(b"a\n")},
         "diff --git a/f b/f\nnew file mode 100755\nindex 0000000..1111111\n--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+x\n",
+    ),
+    "made over an empty file": _case(
+        {b"f": File(b"")},
+        "diff --git a/f b/f\nnew file mode 100644\nindex 0000000..1111111\n--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+x\n",
     ),
     "emptied already": _case({b"f": File(b"")}, "--- a/f\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n"),
     "file to directory": _case(

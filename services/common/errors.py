@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 DOMAIN: Final = "orchard.dev"
 STATUS_DETAILS_KEY: Final = "grpc-status-details-bin"
 _DEFAULT_RETRY_SECONDS: Final = 0.5
+_VIOLATIONS_TOLD: Final = 10
+"""Of one error: a status of more than 8 KiB does not reach its client, who gets RESOURCE_EXHAUSTED in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +66,16 @@ class OrchardError(Exception):
 
 
 class InvalidArgumentError(OrchardError):
-    """The request breaks a field rule. Carries every violation found."""
+    """The request breaks a field rule. Has every violation found, and tells of the first ten."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
     default_reason = "INVALID_ARGUMENT"
 
     def __init__(self, violations: Sequence[Violation], *, reason: str | None = None, **metadata: object) -> None:
-        super().__init__("; ".join(f"{v.field}: {v.description}" for v in violations), reason=reason, **metadata)
+        told = [f"{v.field}: {v.description}" for v in violations[:_VIOLATIONS_TOLD]]
+        if len(violations) > len(told):
+            told.append(f"and {len(violations) - len(told):,} more")
+        super().__init__("; ".join(told), reason=reason, **metadata)
         self.violations = tuple(violations)
 
     @classmethod
@@ -81,7 +86,7 @@ class InvalidArgumentError(OrchardError):
     def details(self) -> list[Message]:
         """ErrorInfo and BadRequest."""
         bad = error_details_pb2.BadRequest()
-        for violation in self.violations:
+        for violation in self.violations[:_VIOLATIONS_TOLD]:
             bad.field_violations.add(field=violation.field, description=violation.description)
         return [*super().details(), bad]
 

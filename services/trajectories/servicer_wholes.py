@@ -18,12 +18,12 @@ _MOST: Final = 1000
 def check_call(request: pb.StoreTrajectoriesRequest) -> None:
     """Raise InvalidArgumentError unless the call has trajectories that can be told apart."""
     given = [one.trajectory.trajectory_id for one in request.trajectories]
-    fields, seen = Fields(), set[str]()
+    fields, seen = Fields(), dict[str, int]()
     fields.check(1 <= len(given) <= _MOST, "trajectories", f"must be 1 to {_MOST:,}")
     for position, trajectory_id in enumerate(given):
+        first = seen.setdefault(trajectory_id, position)
         where = f"trajectories[{position}].trajectory.trajectory_id"
-        fields.check(trajectory_id not in seen, where, f"{trajectory_id!r} is in this call already; send it once")
-        seen.add(trajectory_id)
+        fields.check(first == position, where, f"is in this call already, as trajectories[{first}]; send it once")
     fields.done()
 
 

@@ -16,6 +16,8 @@ _AT_ONCE: Final = 2
 """Transactions, as the appender has; each holds a connection to the database."""
 _WAITING: Final = 64
 """Calls, each with a message's trajectories in memory."""
+_ID_SHOWN: Final = 128
+"""Of what is given as an id and may be none: an error reaches its client only if it is short."""
 
 
 class Wholes:
@@ -64,17 +66,16 @@ class Wholes:
 @contextmanager
 def naming(position: int, trajectory_id: str) -> Iterator[None]:
     """Whatever is wrong says with which trajectory: a call has many."""
+    shown = trajectory_id[:_ID_SHOWN]
     try:
         yield
     except InvalidArgumentError as error:
         violations = [Violation(f"trajectories[{position}].{one.field}", one.description) for one in error.violations]
-        named = InvalidArgumentError(
-            violations, reason=error.reason, **{**error.metadata, "trajectory_id": trajectory_id}
-        )
-        named.message = f"trajectory {trajectory_id!r}: {named.message}"
+        named = InvalidArgumentError(violations, reason=error.reason, **{**error.metadata, "trajectory_id": shown})
+        named.message = f"trajectory {shown!r}: {named.message}"
         raise named from None
     except OrchardError as error:
-        if trajectory_id not in error.message:
-            error.message = f"trajectory {trajectory_id!r}: {error.message}"
-        error.metadata = {**error.metadata, "trajectory_id": trajectory_id}
+        if repr(shown) not in error.message:
+            error.message = f"trajectory {shown!r}: {error.message}"
+        error.metadata = {**error.metadata, "trajectory_id": shown}
         raise

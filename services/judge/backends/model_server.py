@@ -12,6 +12,7 @@ from typing import Any, Final
 import aiohttp
 import httpx2
 import orjson
+from yarl import URL
 
 from services.common.settings import SettingsError
 from services.judge.backends.base import error_of_connection, error_of_status
@@ -19,6 +20,8 @@ from services.judge.backends.base import error_of_connection, error_of_status
 _MOST_BYTES: Final = 64 << 20
 """Of an answer. Beyond what any model writes: a server that never ends would fill the memory before its time is up."""
 _KEEP_SECONDS: Final = 30.0
+_OF_EVERY_REQUEST: Final = frozenset({"accept", "content-type", "user-agent"})
+"""Headers that any server may see; among the others are keys, each vendor's under its own name."""
 
 
 class ModelServer:
@@ -33,11 +36,15 @@ class ModelServer:
         path: what is called, below the base.
         headers: of every call; what is no text is left out.
         timeout_seconds: for a connection, and for each pause between bytes.
+
+    Raises:
+        SettingsError: the environment names a proxy or authorities that cannot be used.
     """
 
     def __init__(self, base: httpx2.URL, path: str, headers: Mapping[str, Any], timeout_seconds: float) -> None:
         url = base.copy_with(raw_path=base.raw_path.rstrip(b"/") + path.encode())
         self._url = str(url)
+        self._origin = URL(self._url).origin()
         self._headers = {name: value for name, value in headers.items() if isinstance(value, str)}
         self._proxy, self._proxy_headers = None, dict[str, str]()
         if (proxy := _proxy_of(url)) is not None:
@@ -45,6 +52,8 @@ class ModelServer:
             # A proxy that opens a tunnel is told before there is one; any other reads the request itself.
             told = self._headers if url.scheme == "http" else self._proxy_headers
             told |= _authorization(proxy)
+        self._ours = [name for name in self._headers if name.lower() not in _OF_EVERY_REQUEST]
+        self._tls = _tls()
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout_seconds, sock_read=timeout_seconds)
         self._session: aiohttp.ClientSession | None = None
 
@@ -80,10 +89,37 @@ class ModelServer:
             await self._session.close()
 
     def _connected(self) -> aiohttp.ClientSession:
-        # How many there are at once is the endpoint's to say. Certificates: the environment's, else those that the
-        # vendors' libraries bring, which a slim image lacks.
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_SECONDS, ssl=httpx2.create_ssl_context())
-        return aiohttp.ClientSession(connector=connector, timeout=self._timeout, cookie_jar=aiohttp.DummyCookieJar())
+        # How many there are at once is the endpoint's to say.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_SECONDS, ssl=self._tls)
+        return aiohttp.ClientSession(
+            connector=connector,
+            timeout=self._timeout,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            middlewares=(self._without_keys_elsewhere,),
+        )
+
+    async def _without_keys_elsewhere(
+        self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """Of a server that sends us on to another one, aiohttp itself forgets only the header Authorization."""
+        if request.url.origin() != self._origin:
+            for name in self._ours:
+                request.headers.popall(name, None)
+        return await send(request)
+
+
+def _tls() -> ssl.SSLContext:
+    """Certificates: the environment's, else those that the vendors' libraries bring, which a slim image lacks.
+
+    Raises:
+        SettingsError: they cannot be read.
+    """
+    try:
+        return httpx2.create_ssl_context()
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        message = f"certificates of authorities cannot be read ({why}); set SSL_CERT_FILE to a file of them"
+        raise SettingsError(message) from None
 
 
 def _proxy_of(url: httpx2.URL) -> httpx2.Proxy | None:
@@ -94,21 +130,25 @@ def _proxy_of(url: httpx2.URL) -> httpx2.Proxy | None:
     Raises:
         SettingsError: it is of a kind that cannot be asked.
     """
-    if urllib.request.proxy_bypass(url.host):
+    # NO_PROXY names hosts, or hosts with their port.
+    if any(urllib.request.proxy_bypass(host) for host in (url.host, url.netloc.decode())):
         return None
     proxies = urllib.request.getproxies()
     address = proxies.get(url.scheme) or proxies.get("all")
     if not address:
         return None
     scheme, found, _rest = address.partition("://")
-    if not found:
-        return httpx2.Proxy(f"http://{address}")
-    if scheme not in {"http", "https"}:
-        raise SettingsError(
-            f"the environment names a {scheme} proxy for {url.host}; set HTTP_PROXY and HTTPS_PROXY to an http:// one, "
-            "or NO_PROXY to the host"
-        )
-    return httpx2.Proxy(address)
+    fix = "set HTTP_PROXY and HTTPS_PROXY to an http:// one, or NO_PROXY to the host"
+    if found and scheme not in {"http", "https"}:
+        raise SettingsError(f"the environment names a {scheme} proxy for {url.host}; {fix}")
+    try:
+        proxy = httpx2.Proxy(address if found else f"http://{address}")
+    except httpx2.InvalidURL:
+        proxy = None
+    if proxy is None or not proxy.url.host:
+        # Not what it is: it may have a password.
+        raise SettingsError(f"the proxy that the environment names for {url.host} has no address; {fix}")
+    return proxy
 
 
 def _authorization(proxy: httpx2.Proxy) -> dict[str, str]:

@@ -18,7 +18,7 @@ from tests.support.certificates import Authority
 from tests.support.judge_server import JudgeServer, running_judge
 
 BODY = {"messages": [{"role": "system", "content": '"ticket": the string "0"'}], "system": "", "max_tokens": 16}
-HEADERS = {"authorization": "Bearer ours", "x-left-out": None}
+HEADERS = {"authorization": "Bearer ours", "x-api-key": "ours", "accept": "application/json", "x-left-out": None}
 
 
 @asynccontextmanager
@@ -78,17 +78,31 @@ async def test_a_tunnel_is_asked_for_without_the_key(monkeypatch: pytest.MonkeyP
     assert "ours" not in head
 
 
-def test_a_proxy_that_cannot_be_asked_is_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALL_PROXY", "socks5://me:mine@127.0.0.1:1080")
-    with pytest.raises(SettingsError, match=r"socks5 proxy for judge\.invalid; set HTTP_PROXY") as caught:
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("socks5://me:mine@127.0.0.1:1080", r"a socks5 proxy for judge\.invalid"),
+        ("http://me:mine/12@127.0.0.1:1080", r"for judge\.invalid has no address"),
+        ("me:mine@127.0.0.1:mine", r"for judge\.invalid has no address"),
+        ("http://", r"for judge\.invalid has no address"),
+    ],
+)
+def test_a_proxy_that_cannot_be_asked_is_told_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, address: str, words: str
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", address)
+    with pytest.raises(SettingsError, match=f"{words}; set HTTP_PROXY") as caught:
         ModelServer(httpx2.URL("https://judge.invalid"), "/messages", HEADERS, 60)
     assert "mine" not in str(caught.value)
 
 
-async def test_an_address_without_proxy_is_asked_itself(server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", ["127.0.0.1", "127.0.0.1:{port}", "other, 127.0.0.1:{port}", "*"])
+async def test_an_address_without_proxy_is_asked_itself(
+    server: JudgeServer, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
     server.behave("no completion")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("NO_PROXY", form.format(port=server.port))
     async with model_server(server.url) as there:
         await there.post(BODY, "k")
     assert server.targets == ["/messages"]
@@ -117,11 +131,41 @@ async def test_a_server_that_has_moved_is_followed(server: JudgeServer) -> None:
     assert server.requests == [BODY, BODY]
 
 
+async def test_the_key_goes_to_no_other_server(server: JudgeServer) -> None:
+    async def send_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        where = f"location: {server.url}/elsewhere\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        writer.write(f"HTTP/1.1 307 Temporary Redirect\r\n{where}".encode())
+        await reader.read()
+        writer.close()
+
+    server.behave("no completion")
+    other = await asyncio.start_server(send_on, "127.0.0.1", 0)
+    async with other, model_server(f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}") as there:
+        await there.post(BODY, "k")
+    assert server.targets == ["/elsewhere"]
+    assert server.requests == [BODY]
+    assert "ours" not in str(server.headers)
+    assert server.headers[0]["accept"] == "application/json"
+
+
 async def test_an_answer_without_an_end_is_left(server: JudgeServer) -> None:
     server.behave("endless")
     async with model_server(server.url) as there:
         with pytest.raises(ValueError, match="more than 67,108,864 bytes"):
             await there.post(BODY, "k")
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_authorities_that_cannot_be_read_are_told_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | None
+) -> None:
+    authorities = tmp_path / "authorities.pem"
+    if content is not None:
+        authorities.write_text(content)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authorities))
+    with pytest.raises(SettingsError, match="SSL_CERT_FILE"):
+        ModelServer(httpx2.URL("https://judge.invalid"), "/messages", HEADERS, 60)
 
 
 @pytest.mark.parametrize("known", [False, True])

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -81,6 +82,30 @@ def test_what_was_read_before_a_mistake_is_stored(client: SandboxClient, dataset
         stored.extend(store_all(client, reading()))
     assert ids(client, dataset) == [one.id for one in made[:70]]
     assert [one.new for one in store_all(client, made)] == [False] * 70 + [True] * 20
+
+
+class _Bodies(dict[str, bytes]):
+    """Of one trajectory; tells whether they are still in memory."""
+
+
+def test_few_bodies_are_in_memory(client: SandboxClient, dataset: str) -> None:
+    """Screenshots, where a file has them in its lines: those of hundreds of trajectories would fill it."""
+    held: list[weakref.ref[_Bodies]] = []
+    most = 0
+
+    def reading() -> Iterator[Record]:
+        nonlocal most
+        for number in range(60):
+            made = with_image(f"{dataset}-{number}", 1, 1.0, bytes(2 << 20), dataset=dataset)
+            bodies = _Bodies(made.bodies)
+            held.append(weakref.ref(bodies))
+            yield Record(made.trajectory, made.steps, (), bodies)
+            del bodies
+            most = max(most, sum(one() is not None for one in held))
+
+    assert len(list(store_all(client, reading()))) == 60
+    assert most <= 20
+    assert ids(client, dataset) == [f"{dataset}-{number}" for number in range(60)]
 
 
 def _other(made: Record) -> Record:

@@ -26,6 +26,8 @@ _ANNOTATE_VALUES: Final = 10_000
 _CALL_BYTES: Final = 512 << 10
 _LONGEST_BYTES: Final = (1 << 20) - (16 << 10)
 """Of one trajectory that goes into a call; with what is around it, a call has at most 1 MiB."""
+_HELD_BYTES: Final = 16 << 20
+"""Of bodies of the trajectories of a call. They go apart, and stay at hand for a platform without such calls."""
 _CALL_TRAJECTORIES: Final = 500
 _CALL_REWARDS: Final = 100
 _STATUSES: Final = {
@@ -126,7 +128,7 @@ class _Together:
         self._possible = True
         self._records: dict[str, Record] = {}
         self._messages: list[service_pb.NewTrajectory] = []
-        self._size = 0
+        self._size = self._held = 0
         self._under_way: tuple[Storing, dict[str, Record]] | None = None
 
     def takes(self, record: Record) -> bool:
@@ -136,6 +138,7 @@ class _Together:
             and record.id not in self._records
             and len(self._records) < _CALL_TRAJECTORIES
             and self._size + _size_of(record) <= _CALL_BYTES
+            and self._held + _held_of(record) <= _HELD_BYTES
         )
 
     def add(self, record: Record) -> bool:
@@ -147,13 +150,14 @@ class _Together:
         self._messages.append(_message_of(self._client, record, self._take_over))
         self._records[record.id] = record
         self._size += size
+        self._held += _held_of(record)
         return True
 
     def send(self) -> Iterator[Stored]:
         """Begin to store those that are there, behind those before them; what became of the latter."""
         # Taken first: where one of those before them is refused, they are not stored.
         records, messages = self._records, self._messages
-        self._records, self._messages, self._size = {}, [], 0
+        self._records, self._messages, self._size, self._held = {}, [], 0, 0
         yield from self.settle()
         if not self._possible:
             yield from self._each(records)
@@ -190,6 +194,11 @@ def _size_of(record: Record) -> int:
     """Bytes on the wire, at least; large texts among them, which go apart."""
     parts = (*record.steps, *record.values)
     return record.trajectory.ByteSize() + sum(part.ByteSize() + 8 for part in parts)
+
+
+def _held_of(record: Record) -> int:
+    """Bytes of its bodies."""
+    return sum(part.blob.size for step in record.steps for part in step.content if part.HasField("blob"))
 
 
 def _message_of(client: SandboxClient, record: Record, take_over: bool) -> service_pb.NewTrajectory:

@@ -151,11 +151,11 @@ def running_container(payload: Path, root: Path, **options: Any) -> Iterator[Con
         shutil.rmtree(folder)
 
 
-def built_payload(*, with_archive: bool = False) -> Path:
-    """The payload's folder, made anew if it is not current."""
+def built_payload(*, with_archive: bool = False, tree: Path = ROOT) -> Path:
+    """The payload's folder, of this checkout or another tree, made anew if it is not current."""
     options = [] if with_archive else ["--no-archive"]
-    subprocess.run([sys.executable, ROOT / "scripts/build-payload", *options], check=True, timeout=BUILD_SECONDS)
-    return ROOT / "build/payload" / os.uname().machine
+    subprocess.run([sys.executable, tree / "scripts/build-payload", *options], check=True, timeout=BUILD_SECONDS)
+    return tree / "build/payload" / os.uname().machine
 
 
 def children(pid: int) -> list[int]:

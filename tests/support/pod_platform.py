@@ -19,7 +19,8 @@ from typing import Any
 from services.common import pods
 from services.common.tokens import generate_key, private_pem, public_pem
 from services.local.stores.valkey import Valkey
-from tests.support.services import ROOT, ServiceProcess, running
+from tests.support.history import ROOT, import_path
+from tests.support.services import ServiceProcess, running
 from tests.support.stores import running_postgres
 from tests.support.testbed import NAMESPACE, Testbed
 
@@ -65,10 +66,18 @@ class PodPlatform:
     """Use `running_pod_platform`."""
 
     def __init__(
-        self, testbed: Testbed, folder: Path, database: str, agent_image: str, settings: Mapping[str, str]
+        self,
+        testbed: Testbed,
+        folder: Path,
+        database: str,
+        agent_image: str,
+        *,
+        settings: Mapping[str, str],
+        tree: Path,
     ) -> None:
         self.testbed = testbed
         self.folder = folder
+        self._tree = tree
         self.valkey = ValkeyProcess(folder)
         self._database = database
         keys, signing = folder / "public-keys.pem", folder / "signing-key.pem"
@@ -110,9 +119,8 @@ class PodPlatform:
         self.api_key = ""
 
     def _service(self, name: str, number: int, settings: Mapping[str, str]) -> ServiceProcess:
-        return ServiceProcess(
-            f"services.{name}", self.folder / f"{name}{number}.sock", {"RUNTIME": "kubernetes", **settings}
-        )
+        socket = self.folder / f"{name}{number}.sock"
+        return ServiceProcess(f"services.{name}", socket, {"RUNTIME": "kubernetes", **settings}, self._tree)
 
     @property
     def endpoint(self) -> str:
@@ -121,15 +129,20 @@ class PodPlatform:
     def prepare(self) -> None:
         """What comes before the services: Valkey, the gateway's tables, a key."""
         asyncio.run(self.valkey.start())
-        self._command("migrate")
+        self.migrate(self._tree)
         made = self._command("create-key", "--tenant", TENANT, "--role", "user", "--role", "admin")
         self.api_key = json.loads(made)["secret"]
 
-    def _command(self, *arguments: str) -> str:
+    def migrate(self, tree: Path) -> None:
+        """Give the gateway the tables that it has in a tree."""
+        self._command("migrate", tree=tree)
+
+    def _command(self, *arguments: str, tree: Path | None = None) -> str:
+        tree = tree or self._tree
         return subprocess.run(
             [sys.executable, "-m", "services.gateway", *arguments],
-            cwd=ROOT,
-            env={**os.environ, "ORCHARD_DATABASE_URL": self._database},
+            cwd=tree,
+            env={**os.environ, **import_path(tree), "ORCHARD_DATABASE_URL": self._database},
             check=True,
             stdout=subprocess.PIPE,
             text=True,
@@ -162,14 +175,14 @@ class PodPlatform:
 
 @contextmanager
 def running_pod_platform(
-    testbed: Testbed, folder: Path, agent_image: str, settings: Mapping[str, str] | None = None
+    testbed: Testbed, folder: Path, agent_image: str, settings: Mapping[str, str] | None = None, tree: Path = ROOT
 ) -> Iterator[PodPlatform]:
     """A platform that serves. It takes every sandbox of the cluster for its own, so that there can be no other.
 
-    `settings` of the schedulers, without their prefix ORCHARD_.
+    `settings` of the schedulers, without their prefix ORCHARD_; `tree` has the code of all services.
     """
     with running_postgres() as database:
-        platform = PodPlatform(testbed, folder, database, agent_image, settings or {})
+        platform = PodPlatform(testbed, folder, database, agent_image, settings=settings or {}, tree=tree)
         try:
             platform.prepare()
             with running(*platform.services):

@@ -11,18 +11,19 @@ from pathlib import Path
 
 from services.common.grpc_core import CORE_ENVIRONMENT
 from tests.support.health import SERVING, wait_health
+from tests.support.history import ROOT, import_path
 
-ROOT = Path(__file__).parents[2]
 STOP_SECONDS = 60
 
 
 class ServiceProcess:
     """`python -m services.<name>`, serving on a Unix socket or where LISTEN says; its output is in a file."""
 
-    def __init__(self, module: str, socket: Path, settings: Mapping[str, str]) -> None:
-        """`settings` without their prefix ORCHARD_."""
+    def __init__(self, module: str, socket: Path, settings: Mapping[str, str], tree: Path = ROOT) -> None:
+        """`settings` without their prefix ORCHARD_; `tree` has the code."""
         self.address = settings.get("LISTEN", f"unix:{socket}")
         self.log = socket.with_suffix(".log")
+        self._tree = tree
         self._socket = socket
         self._module = module
         self._environment = {
@@ -45,12 +46,21 @@ class ServiceProcess:
         self._socket.unlink(missing_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self._module], cwd=ROOT, env=self._environment, stdout=log, stderr=log
+                [sys.executable, "-m", self._module],
+                cwd=self._tree,
+                env={**self._environment, **import_path(self._tree)},
+                stdout=log,
+                stderr=log,
             )
 
     async def serving(self) -> None:
         """Wait until it serves."""
         await wait_health(self.address, SERVING)
+
+    def become(self, tree: Path, **settings: str) -> None:
+        """Be of another build, and have other settings too, from the next start on."""
+        self._tree = tree
+        self._environment |= {f"ORCHARD_{name}": value for name, value in settings.items()}
 
     def kill(self) -> None:
         """kill -9."""

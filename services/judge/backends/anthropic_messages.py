@@ -8,7 +8,7 @@ import anthropic
 
 from services.judge.answers.reading import Finish
 from services.judge.backends.base import Ask, CallError, Reply, count_of
-from services.judge.backends.model_server import ModelServer
+from services.judge.backends.model_server import ModelServer, no_http
 from services.judge.backends.settings import JudgeSettings
 from services.judge.model import Reason
 
@@ -26,7 +26,8 @@ class AnthropicMessages:
 
     def __init__(self, settings: JudgeSettings) -> None:
         self._settings = settings
-        client = anthropic.AsyncAnthropic(api_key=settings.key(), base_url=settings.base_url)
+        key, base = settings.key(), settings.base_url
+        client = anthropic.AsyncAnthropic(api_key=key, base_url=base, http_client=no_http())
         headers = client.auth_headers | client.default_headers
         self._server = ModelServer(client.base_url, "/v1/messages", headers, settings.timeout_seconds)
 

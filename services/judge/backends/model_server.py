@@ -108,6 +108,13 @@ class ModelServer:
         return await send(request)
 
 
+def no_http() -> httpx2.AsyncClient:
+    """For a vendor's library, which makes no call: what it makes of itself looks for proxies and certificates in the
+    environment, and fails in words of its own.
+    """
+    return httpx2.AsyncClient(transport=httpx2.AsyncBaseTransport(), trust_env=False)
+
+
 def _tls() -> ssl.SSLContext:
     """Certificates: the environment's, else those that the vendors' libraries bring, which a slim image lacks.
 

@@ -8,7 +8,7 @@ import openai
 
 from services.judge.answers.reading import Finish
 from services.judge.backends.base import Ask, CallError, Reply, count_of
-from services.judge.backends.model_server import ModelServer
+from services.judge.backends.model_server import ModelServer, no_http
 from services.judge.backends.settings import JudgeSettings
 from services.judge.model import Reason
 
@@ -20,7 +20,8 @@ class OpenAICompatible:
 
     def __init__(self, settings: JudgeSettings) -> None:
         self._settings = settings
-        client = openai.AsyncOpenAI(api_key=settings.key(), base_url=settings.base_url)
+        key, base = settings.key(), settings.base_url
+        client = openai.AsyncOpenAI(api_key=key, base_url=base, http_client=no_http())
         headers = client.auth_headers | client.default_headers
         self._server = ModelServer(client.base_url, "/chat/completions", headers, settings.timeout_seconds)
 

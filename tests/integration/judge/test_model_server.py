@@ -12,7 +12,9 @@ import pytest
 
 from services.common.settings import SettingsError
 from services.judge.backends.base import CallError
+from services.judge.backends.endpoint import make_endpoint
 from services.judge.backends.model_server import ModelServer
+from services.judge.backends.settings import JudgeSettings
 from services.judge.model import Reason
 from tests.support.certificates import Authority
 from tests.support.judge_server import JudgeServer, running_judge
@@ -94,6 +96,31 @@ def test_a_proxy_that_cannot_be_asked_is_told_at_the_start(
     with pytest.raises(SettingsError, match=f"{words}; set HTTP_PROXY") as caught:
         ModelServer(httpx2.URL("https://judge.invalid"), "/messages", HEADERS, 60)
     assert "mine" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("ALL_PROXY", "socks5://me:mine@127.0.0.1:1080", "a socks5 proxy"),
+        ("HTTPS_PROXY", "http://me:mine/12@127.0.0.1:1080", "has no address"),
+        ("HTTPS_PROXY", "ftp://127.0.0.1:1080", "a ftp proxy"),
+        ("SSL_CERT_FILE", "/nowhere/authorities.pem", "SSL_CERT_FILE"),
+    ],
+)
+async def test_no_vendors_library_looks_at_the_environment_first(
+    monkeypatch: pytest.MonkeyPatch, kind: str, name: str, value: str, words: str
+) -> None:
+    """What it says of a proxy may be a piece of a password, and it wants one also where none is asked."""
+    monkeypatch.setenv("JUDGE_KEY", "ours")
+    monkeypatch.setenv(name, value)
+    given = {"name": "a", "kind": kind, "model": "m", "base_url": "https://judge.invalid", "api_key_env": "JUDGE_KEY"}
+    settings = JudgeSettings.model_validate(given)
+    with pytest.raises(SettingsError, match=words):
+        make_endpoint(settings)
+    if name != "SSL_CERT_FILE":
+        monkeypatch.setenv("NO_PROXY", "judge.invalid")
+        await make_endpoint(settings).close()
 
 
 @pytest.mark.parametrize("form", ["127.0.0.1", "127.0.0.1:{port}", "other, 127.0.0.1:{port}", "*"])

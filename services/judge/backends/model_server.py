@@ -32,7 +32,7 @@ class ModelServer:
     missed: they would be neither counted nor bounded by us. Cookies that a server sets are not sent back.
 
     Args:
-        base: address of the API.
+        base: address of the API, with a name and password where it wants these.
         path: what is called, below the base.
         headers: of every call; what is no text is left out.
         timeout_seconds: for a connection, and for each pause between bytes.
@@ -42,16 +42,22 @@ class ModelServer:
     """
 
     def __init__(self, base: httpx2.URL, path: str, headers: Mapping[str, Any], timeout_seconds: float) -> None:
-        url = base.copy_with(raw_path=base.raw_path.rstrip(b"/") + path.encode())
+        whole_path = base.raw_path.rstrip(b"/") + path.encode()
+        url = base.copy_with(raw_path=whole_path, username=None, password=None)
         self._url = str(url)
         self._origin = URL(self._url).origin()
         self._headers = {name: value for name, value in headers.items() if isinstance(value, str)}
+        if base.userinfo:
+            # In the key's place, as the vendors' libraries have it.
+            self._headers = {name: value for name, value in self._headers.items() if name.lower() != "authorization"}
+            self._headers["Authorization"] = _basic(base.username, base.password)
         self._proxy, self._proxy_headers = None, dict[str, str]()
         if (proxy := _proxy_of(url)) is not None:
             self._proxy = str(proxy.url)
             # A proxy that opens a tunnel is told before there is one; any other reads the request itself.
             told = self._headers if url.scheme == "http" else self._proxy_headers
-            told |= _authorization(proxy)
+            if proxy.auth is not None:
+                told["Proxy-Authorization"] = _basic(*proxy.auth)
         self._ours = [name for name in self._headers if name.lower() not in _OF_EVERY_REQUEST]
         self._tls = _tls()
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout_seconds, sock_read=timeout_seconds)
@@ -158,10 +164,8 @@ def _proxy_of(url: httpx2.URL) -> httpx2.Proxy | None:
     return proxy
 
 
-def _authorization(proxy: httpx2.Proxy) -> dict[str, str]:
-    if proxy.auth is None:
-        return {}
-    return {"Proxy-Authorization": f"Basic {base64.b64encode(':'.join(proxy.auth).encode()).decode()}"}
+def _basic(username: str, password: str) -> str:
+    return f"Basic {base64.b64encode(f'{username}:{password}'.encode()).decode()}"
 
 
 async def _content_of(response: aiohttp.ClientResponse) -> bytes:

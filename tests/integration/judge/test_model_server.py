@@ -59,6 +59,17 @@ async def test_a_proxy_is_told_its_own_password(server: JudgeServer, monkeypatch
     assert server.headers[0]["authorization"] == "Bearer ours"
 
 
+@pytest.mark.parametrize("header", ["Authorization", "x-api-key"])
+async def test_a_server_is_told_the_password_of_its_address(server: JudgeServer, header: str) -> None:
+    server.behave("no completion")
+    there = ModelServer(httpx2.URL(f"http://me:it%20is@127.0.0.1:{server.port}"), "/messages", {header: "ours"}, 60)
+    await there.post(BODY, "k")
+    await there.close()
+    assert server.headers[0]["authorization"] == f"Basic {base64.b64encode(b'me:it is').decode()}"
+    assert server.targets == ["/messages"]
+    assert "@" not in server.headers[0]["host"]
+
+
 async def test_a_tunnel_is_asked_for_without_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     heads: list[str] = []
 

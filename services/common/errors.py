@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 DOMAIN: Final = "orchard.dev"
 STATUS_DETAILS_KEY: Final = "grpc-status-details-bin"
 _DEFAULT_RETRY_SECONDS: Final = 0.5
-_VIOLATIONS_TOLD: Final = 10
-"""Of one error: a status of more than 8 KiB does not reach its client, who gets RESOURCE_EXHAUSTED in its place."""
+_TOLD_MOST: Final = 10
+_TOLD_BYTES: Final = 1500
+"""Of the violations of one error, which its status has three times, once as %F0%9F. One of more than 8 KiB may not
+reach its client, who gets RESOURCE_EXHAUSTED in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +68,14 @@ class OrchardError(Exception):
 
 
 class InvalidArgumentError(OrchardError):
-    """The request breaks a field rule. Has every violation found, and tells of the first ten."""
+    """The request breaks a field rule. Has every violation found, and tells of the first ones, ten at most."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
     default_reason = "INVALID_ARGUMENT"
 
     def __init__(self, violations: Sequence[Violation], *, reason: str | None = None, **metadata: object) -> None:
-        told = [f"{v.field}: {v.description}" for v in violations[:_VIOLATIONS_TOLD]]
+        told = _told(violations)
+        self._told = len(told)
         if len(violations) > len(told):
             told.append(f"and {len(violations) - len(told):,} more")
         super().__init__("; ".join(told), reason=reason, **metadata)
@@ -86,7 +89,7 @@ class InvalidArgumentError(OrchardError):
     def details(self) -> list[Message]:
         """ErrorInfo and BadRequest."""
         bad = error_details_pb2.BadRequest()
-        for violation in self.violations[:_VIOLATIONS_TOLD]:
+        for violation in self.violations[: self._told]:
             bad.field_violations.add(field=violation.field, description=violation.description)
         return [*super().details(), bad]
 
@@ -219,6 +222,19 @@ def reason_of(error: AioRpcError) -> str:
             status.ParseFromString(value)
     info = error_details_pb2.ErrorInfo()
     return next((info.reason for detail in status.details if detail.Unpack(info)), "")
+
+
+def _told(violations: Sequence[Violation]) -> list[str]:
+    """The first ones, as text: one at least, and no more than fit into a status."""
+    told: list[str] = []
+    size = 0
+    for violation in violations[:_TOLD_MOST]:
+        text = f"{violation.field}: {violation.description}"
+        size += len(text.encode())
+        if told and size > _TOLD_BYTES:
+            break
+        told.append(text)
+    return told
 
 
 def _retry_info(seconds: float) -> error_details_pb2.RetryInfo:

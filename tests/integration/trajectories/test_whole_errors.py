@@ -30,6 +30,17 @@ MANY: dict[str, Callable[[], list[pb.NewTrajectory]]] = {
 }
 
 
+async def test_labels_that_are_all_wrong_are_told(calls: Calls) -> None:
+    labels = {"\N{GRINNING FACE}" * 80 + str(number): "" for number in range(64)}
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await calls.create("t", labels=labels)
+    assert caught.value.code() is CODE.INVALID_ARGUMENT
+    assert "more" in (caught.value.details() or "")
+    bad = whole("bad")
+    bad.trajectory.labels.update(labels)
+    assert named(await refused(calls, CODE.INVALID_ARGUMENT, whole("first"), bad)) == "bad"
+
+
 @pytest.mark.parametrize("which", MANY)
 async def test_ids_that_are_all_wrong_are_told(calls: Calls, which: str) -> None:
     error = await refused(calls, CODE.INVALID_ARGUMENT, *MANY[which]())

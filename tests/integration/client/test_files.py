@@ -30,6 +30,17 @@ def test_write_and_read_keep_every_byte(sandbox: Sandbox) -> None:
         sandbox.read_text("/tmp/f1/data.bin")
 
 
+@pytest.mark.parametrize("name", ["a" * 250, "\u00e9" * 120, "\u6f22" * 80], ids=["ascii", "latin", "han"])
+def test_a_path_of_any_length_is_told(sandbox: Sandbox, name: str) -> None:
+    """A status that has it is longer than gRPC likes."""
+    path = f"/{name}" * 16
+    for call in (sandbox.read_file, sandbox.stat, sandbox.list_directory):
+        with pytest.raises(FileNotFoundError) as caught:
+            call(path)
+        assert name in str(caught.value)
+        assert "metadata" not in str(caught.value)
+
+
 def test_errors_are_python_errors_too(sandbox: Sandbox) -> None:
     sandbox.write_file("/tmp/f2/file", "x")
     with pytest.raises(FileNotFoundError) as caught:

@@ -49,6 +49,14 @@ def test_each_status_has_its_error(error: platform.OrchardError, kind: type[orch
     assert made.metadata == error.metadata
 
 
+def test_a_status_that_is_long_for_grpc_is_told_in_its_own_words() -> None:
+    error = platform.AlreadyExistsError("a long name", reason="SOMETHING_NEW")
+    trailing = {"grpc-status-details-bin": error.to_status().SerializeToString()}
+    made = error_of(parse_failure("UNKNOWN", "Stream removed (received metadata size exceeds hard limit)", trailing))
+    assert type(made) is orchard.AlreadyExists
+    assert made.message == "a long name"
+
+
 def test_violations_come_through() -> None:
     bad = platform.InvalidArgumentError([platform.Violation("a", "x"), platform.Violation("b", "y")])
     made = error_of(failure_of(bad))

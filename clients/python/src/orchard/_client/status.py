@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from orchard._client import errors
 
 DETAILS_KEY: Final = "grpc-status-details-bin"
 REQUEST_ID_KEY: Final = "orchard-request-id"
 
+_CODES: Final[Mapping[int, str]] = {number: name for name, number in code_pb2.Code.items()}
 _BY_CODE: Final[Mapping[str, type[errors.OrchardError]]] = {
     "INVALID_ARGUMENT": errors.InvalidArgument,
     "UNAUTHENTICATED": errors.Unauthenticated,
@@ -138,14 +139,17 @@ def parse_failure(code: str, message: str, trailing: Mapping[str, str | bytes]) 
     if not isinstance(raw, bytes):
         return Failure(code, message, request_id)
     try:
-        details = status_pb2.Status.FromString(raw).details
+        status = status_pb2.Status.FromString(raw)
     except DecodeError:
         return Failure(code, message, request_id)
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
-    for detail in details:
+    for detail in status.details:
         for target in (info, bad, retry):
             if detail.Is(target.DESCRIPTOR):
                 detail.Unpack(target)
+    if info.reason and status.code in _CODES:
+        # Of a long status gRPC says in its own words that it is long, and under another code.
+        code, message = _CODES[status.code], status.message
     return Failure(
         code,
         message,

@@ -4,6 +4,10 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.no_skips import pytest_runtest_makereport
+
+__all__ = ("pytest_runtest_makereport",)
+
 # A runner in the background may have us ignore Ctrl-C, and so would every program that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

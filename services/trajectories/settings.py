@@ -16,7 +16,7 @@ class TrajectoriesSettings(InternalServiceSettings, DatabaseSettings):
     )
     database_connections: int = Field(
         default=12,
-        ge=4,  # one follows changes, one appends, one packs
+        ge=4,  # one follows changes; appends, whole trajectories and packing take turns on the others
         le=100,
         description="Connections to PostgreSQL at most. All replicas' fit max_connections.",
     )

@@ -12,8 +12,8 @@ from services.common.errors import InvalidArgumentError, OrchardError, Unavailab
 from services.trajectories.model import Status, Whole
 from services.trajectories.store.wholes import RefusedError, WholeStore
 
-_AT_ONCE: Final = 2
-"""Transactions, as the appender has; each holds a connection to the database."""
+_AT_ONCE: Final = 1
+"""Transactions: each holds a connection to the database for long, and reads and appends need some too."""
 _WAITING: Final = 64
 """Calls, each with a message's trajectories in memory."""
 _ID_SHOWN: Final = 128

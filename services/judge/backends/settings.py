@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from urllib.parse import urlsplit, urlunsplit
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from services.common.settings import SettingsError
@@ -86,6 +87,10 @@ class JudgeSettings(BaseModel):
     def _is_json(cls, value: dict[str, Any]) -> dict[str, Any]:
         # Python reads NaN, Infinity and halves of surrogate pairs, which no server would.
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        try:
+            orjson.dumps(value)  # as it is sent; a whole number has at most 64 bits
+        except orjson.JSONEncodeError as error:
+            raise ValueError(f"cannot be sent: {error}") from None
         return value
 
     @model_validator(mode="after")

@@ -89,9 +89,14 @@ class Line:
             await self._drop()
         if self.connection is None:
             self._pooled = await self._engine.connect()
-            connection: Any = (await self._pooled.get_raw_connection()).driver_connection
-            await connection.set_autocommit(True)
-            await connection.execute(_BY_KEYS)
+            try:
+                connection: Any = (await self._pooled.get_raw_connection()).driver_connection
+                await connection.set_autocommit(True)
+                await connection.execute(_BY_KEYS)
+            except BaseException:
+                # Whatever it was: the next one to come takes another from the pool.
+                await self._drop()
+                raise
             self.connection = connection
         return self.connection
 

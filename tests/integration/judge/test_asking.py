@@ -344,6 +344,10 @@ async def test_the_scripted_judge_answers_the_same_and_by_its_rules() -> None:
             "there are contain",
         ),
         ('[{"name": "a", "kind": "scripted", "requests_per_minute": Infinity}]', "Infinity is no number"),
+        (
+            '[{"name": "a", "kind": "scripted", "extra_body": {"seed": 18446744073709551616}}]',
+            "0/extra_body: cannot be sent: Integer exceeds 64-bit range",
+        ),
         ('[{"name": "a", "kind": "scripted"}, {"name": "a", "kind": "scripted"}]', "each name once, and has more of a"),
         ('[{"name": "a", "kind": "magic"}]', "0/kind"),
         ('[{"name": "a", "kind": "scripted", "api_key": "s3cret"}]', "0/api_key: .* api_key_file"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
 import pty
 import secrets
+import socket
 import struct
 import subprocess
 import sys
@@ -82,6 +84,35 @@ def test_what_was_read_before_a_mistake_is_stored(client: SandboxClient, dataset
         stored.extend(store_all(client, reading()))
     assert ids(client, dataset) == [one.id for one in made[:70]]
     assert [one.new for one in store_all(client, made)] == [False] * 70 + [True] * 20
+
+
+def test_the_shell_says_how_many_were_stored_before_a_mistake(
+    platform: PlatformProcess, dataset: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "in.jsonl"
+    export(RecordSource.of(many(dataset, 9)), codec("orchard"), path)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:7], "{\n", *lines[7:]]))
+    command = [sys.executable, "-m", "orchard._cli.main", "trajectories", "import", str(path)]
+    environment = platform.client_environment()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
+    told, mistake = done.stderr.splitlines()
+    assert told == "stored 7 trajectories, 7 of them new, until it broke off; the same command goes on"
+    assert f"{path}:8: is no JSON" in mistake
+    assert (done.returncode, done.stdout) == (1, "")
+    path.write_text("".join(lines))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
+    assert (done.returncode, done.stdout) == (0, "stored 9 trajectories, 2 of them new\n")
+
+
+def test_a_call_that_nobody_waits_for_any_more_ends_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    """Ctrl-C may come between its beginning and the one who waits for it: the client is closed, and that is all."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = SandboxClient(f"127.0.0.1:{silent.getsockname()[1]}", api_key="k")
+        client.trajectories.begin_store([])
+        client.close()
+        gc.collect()
+    assert not caplog.records
 
 
 class _Bodies(dict[str, bytes]):

@@ -147,11 +147,17 @@ def import_trajectories(
         else:
             from orchard.data.server import store_all
 
-            with client() as api:
-                for one in store_all(api, (record for record, _ in source.records()), take_over=take_over):
-                    new += one.new
-                    stored += 1
-                    progress(stored, None)
+            try:
+                with client() as api:
+                    for one in store_all(api, (record for record, _ in source.records()), take_over=take_over):
+                        new += one.new
+                        stored += 1
+                        progress(stored, None)
+            except BaseException:
+                if stored:
+                    done = f"stored {stored} trajectories, {new} of them new, until it broke off"
+                    typer.echo(f"{done}; the same command goes on", err=True)
+                raise
     losses = source.report.losses
     if json:
         print_json({"trajectories": stored, "new": new, "losses": list(losses)})

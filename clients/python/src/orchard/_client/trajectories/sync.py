@@ -80,7 +80,10 @@ class Trajectories:
         """As `store`, without waiting for it: the next call can be made ready meanwhile."""
 
         async def begin() -> asyncio.Task[Sequence[pb.StoredTrajectory]]:
-            return asyncio.create_task(self._async.store(trajectories), name="store trajectories")
+            call = asyncio.create_task(self._async.store(trajectories), name="store trajectories")
+            # Ctrl-C may leave it to nobody; how it ended is then nobody's error, and asyncio has nothing to tell of it.
+            call.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            return call
 
         return Storing(self._portal, self._portal.run(begin()))
 

@@ -24,6 +24,15 @@ def test_a_local_file_that_is_missing_is_named(cli: Cli, sandbox: Sandbox, tmp_p
     assert f"SOURCE: there is no file {str(tmp_path / 'none')!r} here" in " ".join(err.decode().split())
 
 
+def test_a_copy_without_a_path_goes_to_the_home(cli: Cli, sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "inner").write_text("in")
+    (tmp_path / "one.txt").write_text("one")
+    for name in ("one.txt", "folder"):
+        assert cli("cp", str(tmp_path / name), f"{sandbox.sandbox_id}:") == (0, b"", b"")
+    assert sandbox.exec("cat ~/one.txt ~/inner", check=True).output == "onein"
+
+
 @pytest.mark.parametrize(
     ("words", "field"),
     [

@@ -252,7 +252,10 @@ def test_a_command_may_stand_behind_two_dashes(words: list[str], command: list[s
 def test_an_option_behind_the_sandbox_is_told_where_it_belongs(option: str) -> None:
     done = cli("exec", "box", option, "ls")
     assert done.returncode == 2
-    assert "options go before the sandbox" in " ".join(done.stderr.split())
+    told = " ".join(done.stderr.split())
+    assert f"{option} stands where the command begins" in told
+    # As it stands it may be typed: an example with the option alone would take the sandbox's id as its value.
+    assert "options go before the sandbox, as in `orchard exec OPTIONS SANDBOX COMMAND`" in told
 
 
 def test_two_images_are_one_too_many() -> None:

@@ -1,11 +1,13 @@
 """What becomes of verdicts: rewards by the names that the platform goes by, values where the judge saw them."""
 
 import datetime as dt
+from typing import Any
 
 import pytest
-from orchard import Reward, StateEstimate, StepValue, TrajectoryInfo, Verdict, process_reward_of
-from orchard._client.judge.convert import verdict_of
+from orchard import InvalidArgument, Reward, StateEstimate, StepValue, TrajectoryInfo, Verdict, process_reward_of
+from orchard._client.judge.convert import judgement_message, verdict_of
 from orchard._client.trajectories import convert
+from orchard._client.trajectories.writer import prepared
 from orchard.judge.v1 import judge_pb2
 from orchard.trajectory.v1 import trajectory_pb2
 
@@ -84,3 +86,11 @@ def test_without_both_there_is_none_and_without_a_number_no_number() -> None:
     assert (str(lost.state), lost.value, lost.reason) == ("excluded", None, "SANDBOX_LOST")
     with pytest.raises(ValueError, match="between 0 and 1"):
         process_reward_of(info(Reward.scored(1), Reward.scored(3, name="process")))
+
+
+@pytest.mark.parametrize("given", ["tr-1", None, 5])
+def test_what_is_neither_a_judgement_nor_a_step_is_told_so(given: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"judgement: must be a Judgement, as `judge.of_trajectory\(id\)` makes"):
+        judgement_message(given)
+    with pytest.raises(InvalidArgument, match=rf"step: must be a Step or a message .*, not {type(given).__name__}"):
+        prepared(given)

@@ -134,6 +134,7 @@ def test_a_prediction_without_a_patch_says_so(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ('{"messages": [}', r"in.jsonl:2: is no JSON: .* column 15"),
+        ('{"messages": ["cut', r"in.jsonl:2: is no JSON: Invalid control character at column 19"),
         ('{"messages": NaN}', r"in.jsonl:2: has NaN, which is no JSON"),
         ('{"messages": {}}', r"in.jsonl:2: messages: must be an array, not an object"),
         ('{"messages": [{"content": "x"}]}', r"in.jsonl:2: messages\[0\].role: is missing"),

@@ -76,6 +76,10 @@ def test_convert_from_what_others_wrote(tmp_path: Path) -> None:
         (["--to", "sft", "-o", "x.jsonl", "--loss", "some"], "loss is 'some'; use one of resolved, rises, all"),
         (["--to", "grpo", "-o", "x.jsonl", "--recipe", "chess"], "recipe is 'chess'; use one of swe, gui, claw"),
         (["--to", "sft", "-o", "x.jsonl", "--tokenizer", "none.json"], "none.json: is not there"),
+        (
+            ["--to", "sft", "-o", "x.jsonl", "--from", "parchment"],
+            "public-gui, openai, mini-swe-agent, openhands, swebench [BAD_DATA]",
+        ),
         (["--to", "sft", "-o", "x.jsonl", "--from", "swebench"], "in.jsonl:1: instance_id: is missing"),
     ],
 )

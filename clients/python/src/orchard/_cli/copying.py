@@ -52,7 +52,11 @@ def copy(
         raise typer.BadParameter(f"there is no file {source_path!r} here", param_hint="SOURCE")
     with client() as api, transfer(f"{source} -> {target}", quiet=json) as progress:
         if target_id:
-            api.attach(target_id).upload(source_path, target_path or ".", exclude=exclude or (), progress=progress)
+            # Without a path it goes to the home: a folder's contents do, and a file under its own name.
+            below_home = Path(source_path).name if Path(source_path).is_file() else "."
+            api.attach(target_id).upload(
+                source_path, target_path or below_home, exclude=exclude or (), progress=progress
+            )
         else:
             sandbox = api.attach(source_id)
             sandbox.download(source_path or ".", target_path, progress=progress, unsafe_links=unsafe_links)

@@ -192,7 +192,8 @@ def command_words(words: list[str]) -> list[str]:
     if words[0].startswith("-") and " " not in words[0]:
         raise typer.BadParameter(
             f"{words[0]} stands where the command begins: options go before the sandbox, as in "
-            f"`orchard exec {words[0]} SANDBOX COMMAND`, or put -- before a command that begins with a dash",
+            f"`orchard exec OPTIONS SANDBOX COMMAND` (--help lists them), or put -- before a command that begins with "
+            f"a dash",
             param_hint="COMMAND...",
         )
     return words

@@ -127,7 +127,9 @@ def _parse(data: bytes, where: Where) -> Any:
     except json.JSONDecodeError as error:
         line = where.line or error.lineno
         place = Where(where.file, line, where.field)
-        raise DataError(f"is no JSON: {error.msg} at column {error.colno}", where=place) from None
+        # Some of Python's messages end in "at" themselves.
+        what = error.msg.removesuffix(" at")
+        raise DataError(f"is no JSON: {what} at column {error.colno}", where=place) from None
     except RecursionError:
         raise DataError("is nested too deep", where=where) from None
     except ValueError as error:

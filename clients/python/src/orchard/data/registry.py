@@ -114,9 +114,11 @@ def read(path: Path, *, format: str = "", report: Report | None = None) -> Itera
     Raises:
         DataError: something in it is wrong; the error names file, line and field.
     """
-    one = codec(format) if format else detect(path)
+    fix = f"use one of {', '.join(one.name for one in readable())}"
+    if format and format not in codecs():
+        raise DataError(f"there is no format {format!r}", fix=fix)
+    one = codecs()[format] if format else detect(path)
     if one.read is None:
-        fix = f"use one of {', '.join(codec.name for codec in readable())}"
         raise DataError(f"the format {one.name!r} can be written, not read", fix=fix)
     if not path.exists():
         raise DataError("is not there", where=Where(str(path)), fix="check the path")

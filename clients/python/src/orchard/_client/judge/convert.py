@@ -21,6 +21,9 @@ def judgement_message(given: types.Judgement) -> pb.Judgement:
     Raises:
         InvalidArgument: a value cannot be meant.
     """
+    if not isinstance(given, types.Judgement):
+        what = f"must be a Judgement, as `judge.of_trajectory(id)` makes one, not {type(given).__name__}"
+        raise InvalidArgument.of("judgement", what)
     name, _, version = given.rubric.partition("@")
     if version and not version.isdecimal():
         raise InvalidArgument.of("rubric", f"{given.rubric!r} must be a name, or name@version with a number")

@@ -37,8 +37,12 @@ def prepared(step: AnyStep) -> Prepared:
     if isinstance(step, trajectory_pb2.Step):
         made: Prepared = (trajectory_pb2.Step(), [])
         made[0].CopyFrom(step)
+    elif isinstance(step, Step):
+        made = convert.step_message(step)
+    elif isinstance(step, Mapping):
+        made = convert.step_message(convert.openai_step(step))
     else:
-        made = convert.step_message(step if isinstance(step, Step) else convert.openai_step(step))
+        raise InvalidArgument.of("step", f"must be a Step or a message in OpenAI's form, not {type(step).__name__}")
     if made[0].ByteSize() > STEP_BYTES - 1024:
         raise InvalidArgument.of("step", "is over 1 MiB; give what is large in it as texts or bodies of its content")
     return made

@@ -121,6 +121,28 @@ def test_a_batch_says_which_trajectory_is_not_there_and_that_none_matches(cli: C
     assert "no trajectory matches" in said(err)
 
 
+def test_a_trajectory_without_a_task_keeps_no_other_from_its_verdict(
+    cli: Cli, client: SandboxClient, dataset: str
+) -> None:
+    without = f"{dataset}-a"
+    trajectory = client.trajectories.create(Task("i", dataset), trajectory_id=without)
+    trajectory.append(Step.assistant("I do something."))
+    trajectory.seal()
+    # The first of those that are named, or the last of those that a filter finds.
+    for which in ((without, f"{dataset}-0", f"{dataset}-1"), ("--dataset", dataset)):
+        code, out, err = cli("judge", "batch", *which, "--json")
+        assert code == 1
+        judged = {line["item_id"] for line in map(json.loads, out.splitlines())}
+        assert judged >= {f"{dataset}-0", f"{dataset}-1"}
+        assert without not in judged
+        assert f"{without} is passed over: instruction: trajectory '{without}' has no message of a user" in said(err)
+    code, out, _err = cli("judge", "batch", "--dataset", dataset)
+    assert code == 1
+    assert "passed over" in out.decode()
+    code, out, err = cli("judge", "batch", without, "--instruction", "Do something.", "--json")
+    assert (code, len(out.splitlines())) == (0, 1), err
+
+
 def test_a_batch_that_is_broken_off_says_how_to_go_on(cli: Cli, dataset: str) -> None:
     """Its reader leaves after the first verdict."""
     names = [f"{dataset}-{number}" for number in range(2)]

@@ -138,7 +138,8 @@ def batch(  # noqa: PLR0917 (options of the command line)
 ) -> None:
     """Judge many trajectories: by id, by filter, or all. With --json a line for each verdict, as it is reached.
 
-    A batch that was broken off goes on with --batch and pays for no answer twice.
+    A batch that was broken off goes on with --batch and pays for no answer twice. A trajectory without a task (no
+    message of a user, and no --instruction) is passed over: that is told, and the exit code is 1.
     """
     if ids:
         filters["trajectory_ids"] = ids
@@ -157,20 +158,15 @@ def batch(  # noqa: PLR0917 (options of the command line)
         if goes_on and (told.count or isinstance(error, KeyboardInterrupt)):
             print(f"\nbroken off: the same command with --batch {batch_id} goes on", file=sys.stderr)  # noqa: T201
         raise
-    if json:
-        return
-    rows = [
-        (label, f"{count:,}")
-        for label, count in (
-            ("scored", progress.scored),
-            ("excluded", progress.excluded),
-            ("abstained", progress.abstained),
-        )
-    ]
-    show(table(("VERDICTS", ""), rows))
-    typer.echo(_cost(progress.usage))
-    if progress.budget_exhausted:
-        typer.echo(f"the budget has no room for the next call: go on with --batch {batch_id} and a larger one")
+    if not json:
+        counts = [("scored", progress.scored), ("excluded", progress.excluded), ("abstained", progress.abstained)]
+        counts += [("passed over", told.left_out)] if told.left_out else []
+        show(table(("VERDICTS", ""), [(label, f"{count:,}") for label, count in counts]))
+        typer.echo(_cost(progress.usage))
+        if progress.budget_exhausted:
+            typer.echo(f"the budget has no room for the next call: go on with --batch {batch_id} and a larger one")
+    if told.left_out:
+        raise typer.Exit(1)
 
 
 def _check(kind: str, rubric: str, name: str, *, keep: bool) -> None:
@@ -223,6 +219,12 @@ class _Told:
         self.json = json
         self.count = 0
         self.cost = 0.0
+        self.left_out = 0
+
+    def passed_over(self, trajectory_id: str, why: str) -> None:
+        """One that cannot be judged, and keeps no other from it."""
+        self.left_out += 1
+        print(f"{trajectory_id} is passed over: {why}", file=sys.stderr)  # noqa: T201
 
     async def verdict(self, api: AsyncSandboxClient, item_id: str, verdict: Verdict) -> None:
         """One more."""
@@ -247,7 +249,7 @@ async def _batch(  # noqa: PLR0917
     max_tokens: int,
     max_usd: float,
 ) -> BatchProgress:
-    from orchard import AsyncSandboxClient
+    from orchard import AsyncSandboxClient, InvalidArgument, TrajectoryNotFound
 
     async with AsyncSandboxClient() as api:
         ids = [info.trajectory_id async for info in api.trajectories.list(ascending=True, **filters)]
@@ -260,7 +262,16 @@ async def _batch(  # noqa: PLR0917
 
         async def items() -> AsyncIterator[tuple[str, Judgement]]:
             for trajectory_id in ids:
-                yield trajectory_id, await api.judge.of_trajectory(trajectory_id, kind, **given)
+                try:
+                    judgement = await api.judge.of_trajectory(trajectory_id, kind, **given)
+                except (InvalidArgument, TrajectoryNotFound) as error:
+                    # One that has no task, or was deleted meanwhile. What is wrong with all is told by the first.
+                    of_one = isinstance(error, TrajectoryNotFound) or error.violations[0].field == "instruction"
+                    if not of_one:
+                        raise
+                    told.passed_over(trajectory_id, error.message)
+                else:
+                    yield trajectory_id, judgement
 
         with _bar(len(ids), quiet=told.json) as bar:
             verdicts = api.judge.batch(batch_id, items(), tokens=max_tokens, cost_usd=max_usd)
@@ -283,7 +294,7 @@ def _bar(total: int, *, quiet: bool) -> Iterator[Any]:
     columns = (TextColumn("judging"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=total)
-        yield lambda told: bar.update(task, completed=told.count, description=f"${told.cost:.4f}")
+        yield lambda told: bar.update(task, completed=told.count + told.left_out, description=f"${told.cost:.4f}")
 
 
 def _end(verdict: Verdict, told: str, *, json: bool) -> None:

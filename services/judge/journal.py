@@ -29,8 +29,11 @@ async def _always() -> None:
     """Nothing is to be made sure of."""
 
 
-_MOST_WAITING: Final = 2000
-_MOST_WAITING_BYTES: Final = 64 << 10
+_MOST_WAITING: Final = 20_000
+"""Texts: a judge that answers at once fills more in a minute than are moved. Beyond it each is put there at once, for a
+quarter more of the processor than a verdict takes otherwise."""
+_MOST_WAITING_BYTES: Final = 256 << 20
+_LONG_BYTES: Final = 64 << 10
 _TOGETHER: Final = 200
 _GATHERING_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 30.0
@@ -57,6 +60,7 @@ class Answers:
         self._texts = texts
         self._stopping = stopping or asyncio.Event()
         self._waiting = 0
+        self._waiting_bytes = 0
         self._unkept = 0
         self._arrived = asyncio.Event()
         self.are_stuck = False
@@ -68,8 +72,7 @@ class Answers:
 
     def may_wait(self, text: str, body: bytes) -> bool:
         """Whether it may be journalled with its text, and moved from there."""
-        room = self._waiting < _MOST_WAITING
-        return room and len(body) <= _MOST_WAITING_BYTES and plain(text) == text
+        return not self._is_full and len(body) <= _LONG_BYTES and plain(text) == text
 
     def check(self) -> None:
         """Whether another answer could be kept.
@@ -79,7 +82,7 @@ class Answers:
         """
         if self._unkept:
             why = "the database does not take the answers of judges"
-        elif self.are_stuck and self._waiting >= _MOST_WAITING:
+        elif self.are_stuck and self._is_full:
             why = "the object store does not take the answers of judges, and the database holds as many as it may"
         else:
             return
@@ -113,9 +116,10 @@ class Answers:
         finally:
             self._unkept -= unkept
 
-    def waits(self) -> None:
-        """One more was journalled so."""
+    def waits(self, size: int) -> None:
+        """One more was journalled so, of so many bytes."""
         self._waiting += 1
+        self._waiting_bytes += size
         self._arrived.set()
 
     async def move(self) -> None:
@@ -131,10 +135,15 @@ class Answers:
             try:
                 while texts := await self._texts.some(_TOGETHER):
                     await self._move(texts)
-                self._waiting, self.are_stuck = 0, False
+                self._waiting, self._waiting_bytes, self.are_stuck = 0, 0, False
             except UnavailableError as error:
                 self.are_stuck = True
                 _log.warning("answers wait in the database", why=error.message)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether as many wait as may."""
+        return self._waiting >= _MOST_WAITING or self._waiting_bytes >= _MOST_WAITING_BYTES
 
     async def _move(self, texts: Sequence[WaitingText]) -> None:
         bodies = {_name(one.tenant, one.sha256): one.text.encode() for one in texts}
@@ -248,7 +257,7 @@ class QuestionJournal:
         if ending is None or not await self._ended(replace(ending, call=call)):
             await self._store.called(call.owner, call.usage, call.day, kept, waiting)
         if waiting is not None:
-            self._answers.waits()
+            self._answers.waits(len(body))
         return kept
 
     async def _ended(self, ending: Ending) -> bool:

@@ -328,7 +328,9 @@ class StoreTrajectoriesRequest(_message.Message):
     TRAJECTORIES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def trajectories(self) -> _containers.RepeatedCompositeFieldContainer[Global___NewTrajectory]:
-        """1 to 1,000, each id once, at most 1 MiB in all. One that is larger alone comes by CreateTrajectory and the calls that follow it."""
+        """1 to 1,000, each id once; the message has at most 4 MiB, as any. Best filled to some 512 KiB. One that is larger alone comes by
+        CreateTrajectory and the calls that follow it.
+        """
 
     def __init__(
         self,

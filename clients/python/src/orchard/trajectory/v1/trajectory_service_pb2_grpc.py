@@ -146,7 +146,7 @@ class TrajectoryServiceServicer:
         those before it are stored, none behind it is. Errors: INVALID_ARGUMENT (field named, behind `trajectories[N].`); ALREADY_EXISTS
         (TRAJECTORY_EXISTS, ANNOTATION_EXISTS); FAILED_PRECONDITION (BLOB_NOT_FOUND; STEPS_MISSING: more steps are there; STEP_NOT_FOUND);
         ABORTED (WRITER_CONFLICT: another writer has it, or nobody has written to it yet and whoever opened it may be about to;
-        STEP_CONFLICT); RESOURCE_EXHAUSTED (TOO_MANY_STEPS: 100,000); UNAVAILABLE (retry). Each has trajectory_id in its metadata.
+        STEP_CONFLICT); RESOURCE_EXHAUSTED (TOO_MANY_STEPS: 100,000); UNAVAILABLE (retry). What one is refused for has trajectory_id in its metadata.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

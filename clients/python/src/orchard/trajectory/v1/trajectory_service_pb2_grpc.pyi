@@ -56,7 +56,7 @@ class TrajectoryServiceStub:
     those before it are stored, none behind it is. Errors: INVALID_ARGUMENT (field named, behind `trajectories[N].`); ALREADY_EXISTS
     (TRAJECTORY_EXISTS, ANNOTATION_EXISTS); FAILED_PRECONDITION (BLOB_NOT_FOUND; STEPS_MISSING: more steps are there; STEP_NOT_FOUND);
     ABORTED (WRITER_CONFLICT: another writer has it, or nobody has written to it yet and whoever opened it may be about to;
-    STEP_CONFLICT); RESOURCE_EXHAUSTED (TOO_MANY_STEPS: 100,000); UNAVAILABLE (retry). Each has trajectory_id in its metadata.
+    STEP_CONFLICT); RESOURCE_EXHAUSTED (TOO_MANY_STEPS: 100,000); UNAVAILABLE (retry). What one is refused for has trajectory_id in its metadata.
     """
     GetTrajectory: _grpc.UnaryUnaryMultiCallable[_trajectory_service_pb2.GetTrajectoryRequest, _trajectory_service_pb2.GetTrajectoryResponse]
     """GetTrajectory returns one trajectory without its steps. Errors: NOT_FOUND."""
@@ -119,7 +119,7 @@ class TrajectoryServiceAsyncStub(TrajectoryServiceStub):
     those before it are stored, none behind it is. Errors: INVALID_ARGUMENT (field named, behind `trajectories[N].`); ALREADY_EXISTS
     (TRAJECTORY_EXISTS, ANNOTATION_EXISTS); FAILED_PRECONDITION (BLOB_NOT_FOUND; STEPS_MISSING: more steps are there; STEP_NOT_FOUND);
     ABORTED (WRITER_CONFLICT: another writer has it, or nobody has written to it yet and whoever opened it may be about to;
-    STEP_CONFLICT); RESOURCE_EXHAUSTED (TOO_MANY_STEPS: 100,000); UNAVAILABLE (retry). Each has trajectory_id in its metadata.
+    STEP_CONFLICT); RESOURCE_EXHAUSTED (TOO_MANY_STEPS: 100,000); UNAVAILABLE (retry). What one is refused for has trajectory_id in its metadata.
     """
     GetTrajectory: _aio.UnaryUnaryMultiCallable[_trajectory_service_pb2.GetTrajectoryRequest, _trajectory_service_pb2.GetTrajectoryResponse]  # type: ignore[assignment]
     """GetTrajectory returns one trajectory without its steps. Errors: NOT_FOUND."""
@@ -203,7 +203,7 @@ class TrajectoryServiceServicer(metaclass=_abc_1.ABCMeta):
         those before it are stored, none behind it is. Errors: INVALID_ARGUMENT (field named, behind `trajectories[N].`); ALREADY_EXISTS
         (TRAJECTORY_EXISTS, ANNOTATION_EXISTS); FAILED_PRECONDITION (BLOB_NOT_FOUND; STEPS_MISSING: more steps are there; STEP_NOT_FOUND);
         ABORTED (WRITER_CONFLICT: another writer has it, or nobody has written to it yet and whoever opened it may be about to;
-        STEP_CONFLICT); RESOURCE_EXHAUSTED (TOO_MANY_STEPS: 100,000); UNAVAILABLE (retry). Each has trajectory_id in its metadata.
+        STEP_CONFLICT); RESOURCE_EXHAUSTED (TOO_MANY_STEPS: 100,000); UNAVAILABLE (retry). What one is refused for has trajectory_id in its metadata.
         """
 
     @_abc_1.abstractmethod

@@ -14,6 +14,7 @@ from services.common.errors import (
 from services.common.observed import Observed
 from services.common.states import State
 from services.common.tasks import TaskGroup
+from services.common.times import now_ms
 from services.gateway.couriers import UsageRecorder
 from services.gateway.servicer import UsageServicer
 from services.gateway.store import GatewayStore, SandboxUse, utc_now
@@ -21,6 +22,7 @@ from tests.integration.gateway.callers import calling
 from tests.integration.gateway.locks import held_up, waiting_for_locks
 
 BACKSTOP = 110
+HOUR_MS = 3_600_000
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -89,7 +91,7 @@ class TestUsage:
         self, store: GatewayStore, known: bool
     ) -> None:
         recorder = UsageRecorder(store, lambda _spec: ({}, 1.0, 1))
-        ready = round((utc_now() - timedelta(hours=1)).timestamp() * 1000)
+        ready = now_ms() - HOUR_MS
         async with TaskGroup() as tasks:
             tasks.start("write usage", recorder.run())
             recorder.saw(Observed("acme", "x", "u", 1, State.READY, ready_ms=ready))
@@ -102,7 +104,7 @@ class TestUsage:
 
     async def test_use_that_began_and_ended_just_before_the_gateway_stops_counts(self, store: GatewayStore) -> None:
         recorder = UsageRecorder(store, lambda _spec: ({}, 1.0, 1))
-        ready = round((utc_now() - timedelta(hours=1)).timestamp() * 1000)
+        ready = now_ms() - HOUR_MS
         async with TaskGroup() as tasks:
             tasks.start("write usage", recorder.run())
             recorder.saw(Observed("acme", "x", "u", 1, State.READY, ready_ms=ready))

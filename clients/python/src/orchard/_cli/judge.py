@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orchard._cli.judge_rubrics import complete_rubric
+from orchard._cli.option_groups import with_options
 from orchard._cli.output import Json, client, print_json, show, table, waiting
 from orchard._cli.trajectory_filters import TrajectoryId, complete_trajectory, with_filters
 
@@ -20,87 +22,111 @@ if TYPE_CHECKING:
 
 judge = typer.Typer(help="Verdicts of language models on what agents did.", no_args_is_help=True)
 
-Kind = Annotated[
-    str, typer.Option("--kind", "-k", help="outcome, gui_success, rubric, value_curve or claw_eval: what is asked.")
-]
-Judges = Annotated[
-    list[str] | None, typer.Option("--judge", "-j", help="Ask this judge. Default: the first. Can be repeated.")
-]
-RubricOption = Annotated[
-    str, typer.Option("--rubric", help="With rubric: its name, or NAME@VERSION.", autocompletion=complete_rubric)
-]
-Votes = Annotated[int, typer.Option("--votes", min=1, max=16, help="Votes of each judge.")]
-Instruction = Annotated[
-    str | None, typer.Option("--instruction", help="What was to be done. Default: the first message of the user.")
-]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Judge anew, whatever is stored.")]
-CostLimit = Annotated[float, typer.Option("--max-usd", min=0, help="What it may cost in all. 0: no limit.")]
-TokenLimit = Annotated[int, typer.Option("--max-tokens", min=0, help="Tokens that it may take in all. 0: no limit.")]
-Keep = Annotated[
-    bool,
-    typer.Option(
-        "--keep",
-        help="Add the verdict to the trajectory: as a reward, or a value curve as values. That a judge failed is added"
-        " only where there is no number of that name.",
-    ),
-]
-Name = Annotated[
-    str,
-    typer.Option(
-        "--name", help="With --keep: what the reward is. Default: outcome, process of a rubric, else the kind."
-    ),
-]
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Options of all commands that judge: who is asked, and what it may take."""
+
+    judges: Annotated[
+        list[str] | None,
+        typer.Option("--judge", "-j", help="Ask this judge. Default: the first. Can be repeated."),
+    ] = None
+    votes: Annotated[int, typer.Option("--votes", min=1, max=16, help="Votes of each judge.")] = 1
+    instruction: Annotated[
+        str | None, typer.Option("--instruction", help="What was to be done. Default: the first message of the user.")
+    ] = None
+    max_usd: Annotated[float, typer.Option("--max-usd", min=0, help="What it may cost in all. 0: no limit.")] = 0.0
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=0, help="Tokens that it may take in all. 0: no limit.")
+    ] = 0
+    fresh: Annotated[bool, typer.Option("--fresh", help="Judge anew, whatever is stored.")] = False
+
+    def given(self) -> dict[str, Any]:
+        """Fields of a judgement, without what it may take."""
+        given: dict[str, Any] = {"judges": tuple(self.judges or ()), "votes": self.votes, "fresh": self.fresh}
+        return given if self.instruction is None else given | {"instruction": self.instruction}
+
+    def limits(self) -> dict[str, Any]:
+        """What it may take."""
+        return {"tokens": self.max_tokens, "cost_usd": self.max_usd}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Options of the commands that judge trajectories one by one: what is asked, and whether that is kept."""
+
+    kind: Annotated[
+        str,
+        typer.Option("--kind", "-k", help="outcome, gui_success, rubric, value_curve or claw_eval: what is asked."),
+    ] = "outcome"
+    rubric: Annotated[
+        str,
+        typer.Option("--rubric", help="With rubric: its name, or NAME@VERSION.", autocompletion=complete_rubric),
+    ] = ""
+    keep: Annotated[
+        bool,
+        typer.Option(
+            "--keep",
+            help="Add the verdict to the trajectory: as a reward, or a value curve as values. That a judge failed is"
+            " added only where there is no number of that name.",
+        ),
+    ] = False
+    name: Annotated[
+        str,
+        typer.Option(
+            "--name", help="With --keep: what the reward is. Default: outcome, process of a rubric, else the kind."
+        ),
+    ] = ""
+
+    def check(self) -> None:
+        """Refuse options that do not fit each other."""
+        if self.kind == "pairwise":
+            raise typer.BadParameter("two attempts are compared by `orchard judge compare`", param_hint="--kind")
+        if self.kind == "rubric" and not self.rubric:
+            raise typer.BadParameter(
+                "name the rubric to judge by; `orchard judge rubrics list` shows which there are",
+                param_hint="--rubric",
+            )
+        if self.rubric and self.kind != "rubric":
+            raise typer.BadParameter(f"goes with --kind rubric, not with {self.kind}", param_hint="--rubric")
+        if self.name and not self.keep:
+            raise typer.BadParameter("names the reward that --keep adds: give --keep too", param_hint="--name")
 
 
 @judge.command("run")
-def run(  # noqa: PLR0917 (options of the command line)
-    trajectory: TrajectoryId,
-    kind: Kind = "outcome",
-    judges: Judges = None,
-    rubric: RubricOption = "",
-    votes: Votes = 1,
-    instruction: Instruction = None,
-    max_usd: CostLimit = 0.0,
-    max_tokens: TokenLimit = 0,
-    fresh: Fresh = False,
-    keep: Keep = False,
-    name: Name = "",
-    json: Json = False,
-) -> None:
+@with_options("asking", Asking)
+@with_options("question", Question)
+def run(trajectory: TrajectoryId, question: Question, asking: Asking, json: Json = False) -> None:
     """Judge a trajectory. Ends with exit code 1 where there is no verdict because the judge failed."""
-    _check(kind, rubric, name, keep=keep)
-    given = _given(judges, rubric, votes, instruction, fresh) | {"cost_usd": max_usd, "tokens": max_tokens}
+    question.check()
+    given = asking.given() | asking.limits() | {"rubric": question.rubric}
     with client() as api:
         with waiting("the judge reads", quiet=json):
-            verdict = api.judge.run(api.judge.of_trajectory(trajectory, kind, **given))
-        if keep:
+            verdict = api.judge.run(api.judge.of_trajectory(trajectory, question.kind, **given))
+        if question.keep:
             there = api.trajectories.get(trajectory) if verdict.state == "excluded" else None
-            if kept := _kept(verdict, name, there):
+            if kept := _kept(verdict, question.name, there):
                 api.trajectories.annotate(trajectory, **kept)
     _end(verdict, verdict.state if verdict.value is None else f"{verdict.value:g}", json=json)
 
 
 @judge.command("compare")
-def compare(  # noqa: PLR0917 (options of the command line)
+@with_options("asking", Asking)
+def compare(
+    asking: Asking,
     first: TrajectoryId,
     second: Annotated[str, typer.Argument(help="Another attempt at the task.", autocompletion=complete_trajectory)],
-    judges: Judges = None,
-    votes: Votes = 1,
-    instruction: Instruction = None,
-    max_usd: CostLimit = 0.0,
-    max_tokens: TokenLimit = 0,
-    fresh: Fresh = False,
     json: Json = False,
 ) -> None:
     """Say which of two attempts at a task is better; each judge is asked in both orders."""
     import dataclasses
 
-    given = _given(judges, "", votes, instruction, fresh) | {"cost_usd": max_usd, "tokens": max_tokens}
+    given = asking.given() | asking.limits()
     if first == second:
         raise typer.BadParameter("an attempt is compared with another one, not with itself", param_hint="SECOND")
     with client() as api, waiting("the judge reads", quiet=json):
         tasks = [api.trajectories.get(one).task for one in (first, second)]
-        if instruction is None and len({(task.dataset, task.instance_id) for task in tasks}) > 1:
+        if asking.instruction is None and len({(task.dataset, task.instance_id) for task in tasks}) > 1:
             names = " and ".join(f"{task.instance_id!r} of {task.dataset!r}" for task in tasks)
             raise typer.BadParameter(
                 f"these are attempts at two tasks, {names}; give what both were to do as --instruction",
@@ -115,8 +141,12 @@ def compare(  # noqa: PLR0917 (options of the command line)
 
 @judge.command("batch")
 @with_filters
+@with_options("asking", Asking)
+@with_options("question", Question)
 def batch(  # noqa: PLR0917 (options of the command line)
     filters: dict[str, Any],
+    question: Question,
+    asking: Asking,
     ids: Annotated[
         list[str] | None, typer.Argument(help="Ids.", metavar="TRAJECTORY...", autocompletion=complete_trajectory)
     ] = None,
@@ -124,16 +154,6 @@ def batch(  # noqa: PLR0917 (options of the command line)
     batch_id: Annotated[
         str | None, typer.Option("--batch", help="Go on with this batch, or name a new one. Default: a new name.")
     ] = None,
-    kind: Kind = "outcome",
-    judges: Judges = None,
-    rubric: RubricOption = "",
-    votes: Votes = 1,
-    instruction: Instruction = None,
-    max_usd: CostLimit = 0.0,
-    max_tokens: TokenLimit = 0,
-    fresh: Fresh = False,
-    keep: Keep = False,
-    name: Name = "",
     json: Json = False,
 ) -> None:
     """Judge many trajectories: by id, by filter, or all. With --json a line for each verdict, as it is reached.
@@ -145,12 +165,11 @@ def batch(  # noqa: PLR0917 (options of the command line)
         filters["trajectory_ids"] = ids
     if not filters and not everything:
         raise typer.BadParameter("name trajectories, or give a filter or --all", param_hint="TRAJECTORY")
-    _check(kind, rubric, name, keep=keep)
+    question.check()
     batch_id = batch_id or f"batch-{secrets.token_hex(4)}"
     print(f"batch {batch_id}", file=sys.stderr)  # noqa: T201
-    given = _given(judges, rubric, votes, instruction, fresh)
-    told = _Told(name if keep else None, json=json)
-    work = _batch(batch_id, filters, kind, given, told, max_tokens, max_usd)
+    told = _Told(question.name if question.keep else None, json=json)
+    work = _batch(batch_id, filters, question, asking, told)
     try:
         progress = asyncio.run(work)
     except BaseException as error:
@@ -167,27 +186,6 @@ def batch(  # noqa: PLR0917 (options of the command line)
             typer.echo(f"the budget has no room for the next call: go on with --batch {batch_id} and a larger one")
     if told.left_out:
         raise typer.Exit(1)
-
-
-def _check(kind: str, rubric: str, name: str, *, keep: bool) -> None:
-    """Refuse options that do not fit each other."""
-    if kind == "pairwise":
-        raise typer.BadParameter("two attempts are compared by `orchard judge compare`", param_hint="--kind")
-    if kind == "rubric" and not rubric:
-        raise typer.BadParameter(
-            "name the rubric to judge by; `orchard judge rubrics list` shows which there are", param_hint="--rubric"
-        )
-    if rubric and kind != "rubric":
-        raise typer.BadParameter(f"goes with --kind rubric, not with {kind}", param_hint="--rubric")
-    if name and not keep:
-        raise typer.BadParameter("names the reward that --keep adds: give --keep too", param_hint="--name")
-
-
-def _given(
-    judges: Sequence[str] | None, rubric: str, votes: int, instruction: str | None, fresh: bool
-) -> dict[str, Any]:
-    given: dict[str, Any] = {"judges": tuple(judges or ()), "rubric": rubric, "votes": votes, "fresh": fresh}
-    return given if instruction is None else given | {"instruction": instruction}
 
 
 def _kept(verdict: Verdict, name: str, there: TrajectoryInfo | None) -> dict[str, Any]:
@@ -240,17 +238,12 @@ class _Told:
             print_json({"item_id": item_id, "verdict": verdict})
 
 
-async def _batch(  # noqa: PLR0917
-    batch_id: str,
-    filters: Mapping[str, Any],
-    kind: str,
-    given: Mapping[str, Any],
-    told: _Told,
-    max_tokens: int,
-    max_usd: float,
+async def _batch(
+    batch_id: str, filters: Mapping[str, Any], question: Question, asking: Asking, told: _Told
 ) -> BatchProgress:
     from orchard import AsyncSandboxClient, InvalidArgument, TrajectoryNotFound
 
+    given = asking.given() | {"rubric": question.rubric}
     async with AsyncSandboxClient() as api:
         ids = [info.trajectory_id async for info in api.trajectories.list(ascending=True, **filters)]
         found = frozenset(ids)
@@ -263,7 +256,7 @@ async def _batch(  # noqa: PLR0917
         async def items() -> AsyncIterator[tuple[str, Judgement]]:
             for trajectory_id in ids:
                 try:
-                    judgement = await api.judge.of_trajectory(trajectory_id, kind, **given)
+                    judgement = await api.judge.of_trajectory(trajectory_id, question.kind, **given)
                 except (InvalidArgument, TrajectoryNotFound) as error:
                     # One that has no task, or was deleted meanwhile. What is wrong with all is told by the first.
                     of_one = isinstance(error, TrajectoryNotFound) or error.violations[0].field == "instruction"
@@ -274,7 +267,7 @@ async def _batch(  # noqa: PLR0917
                     yield trajectory_id, judgement
 
         with _bar(len(ids), quiet=told.json) as bar:
-            verdicts = api.judge.batch(batch_id, items(), tokens=max_tokens, cost_usd=max_usd)
+            verdicts = api.judge.batch(batch_id, items(), **asking.limits())
             async with aclosing(verdicts):
                 async for item in verdicts:
                     await told.verdict(api, item.item_id, item.verdict)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchard._cli.option_groups import with_options
 from orchard._cli.output import Json, client, print_json, show, table
 from orchard._cli.trajectories import trajectories
 from orchard._cli.trajectory_filters import with_filters
@@ -26,17 +28,41 @@ Paths = Annotated[list[Path], typer.Argument(help="Files or folders.", metavar="
 From = Annotated[str, typer.Option("--from", help="Their format. Default: what their names and beginnings tell.")]
 To = Annotated[str, typer.Option("--to", "-t", help="The format to write; `formats` lists them.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="A file, or a folder, as the format allows.")]
-LossOption = Annotated[
-    str, typer.Option("--loss", help="Which actions have loss: of resolved ones, of rises too, or all.")
-]
-RewardOption = Annotated[str, typer.Option("--reward", help="Which reward groups are trained on.")]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest example.")]
-Truncate = Annotated[str, typer.Option("--truncate", help="What happens to a longer one: drop or left.")]
-Tokenizer = Annotated[Path | None, typer.Option("--tokenizer", help="A tokenizer.json to count by; else an estimate.")]
-Recipe = Annotated[str, typer.Option("--recipe", help="Whose settings are stated in groups: swe, gui or claw.")]
-Environment = Annotated[str, typer.Option("--environment", help="Name that trainers show.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output that is there; no folder with files.")]
 Restart = Annotated[bool, typer.Option("--restart", help="Begin again what was broken off.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """Options of the commands that write trajectories: how."""
+
+    loss: Annotated[
+        str, typer.Option("--loss", help="Which actions have loss: of resolved ones, of rises too, or all.")
+    ] = "resolved"
+    reward: Annotated[str, typer.Option("--reward", help="Which reward groups are trained on.")] = "outcome"
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest example.")] = None
+    truncate: Annotated[str, typer.Option("--truncate", help="What happens to a longer one: drop or left.")] = "drop"
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", help="A tokenizer.json to count by; else an estimate.")
+    ] = None
+    recipe: Annotated[str, typer.Option("--recipe", help="Whose settings are stated in groups: swe, gui or claw.")] = (
+        "swe"
+    )
+    environment: Annotated[str, typer.Option("--environment", help="Name that trainers show.")] = "orchard"
+    overwrite: Overwrite = False
+    restart: Restart = False
+
+    def options(self) -> ExportOptions:
+        """As the library has them.
+
+        Raises:
+            DataError: one has no such value.
+        """
+        from orchard.data.counting import counter_of
+        from orchard.data.options import ExportOptions
+
+        given = {name: getattr(self, name) for name in ("loss", "reward", "max_tokens", "truncate", "recipe")}
+        return ExportOptions(**given, environment=self.environment, counter=counter_of(self.tokenizer))
 
 
 @trajectories.command("formats")
@@ -72,55 +98,40 @@ def list_formats(json: Json = False) -> None:
 
 
 @trajectories.command("convert")
+@with_options("writing", Writing)
 def convert(  # noqa: PLR0917 (options of the command line)
+    writing: Writing,
     paths: Paths,
     to: To,
     output: Output,
     source_format: From = "",
-    loss: LossOption = "resolved",
-    reward: RewardOption = "outcome",
-    max_tokens: MaxTokens = None,
-    truncate: Truncate = "drop",
-    tokenizer: Tokenizer = None,
-    recipe: Recipe = "swe",
-    environment: Environment = "orchard",
-    overwrite: Overwrite = False,
-    restart: Restart = False,
     json: Json = False,
 ) -> None:
     """Write trajectories of files in another format; no platform is needed. Broken off, the same command goes on."""
     from orchard.data.sources import FileSource
 
     source = FileSource(tuple(paths), source_format)
-    options = _options(loss, reward, max_tokens, truncate, tokenizer, recipe, environment)
-    done = _export(source, to, output, options, overwrite=overwrite, restart=restart, quiet=json)
+    done = _export(source, to, output, writing, writing.options(), quiet=json)
     _tell(done, source.report.losses, json=json)
 
 
 @trajectories.command("export")
 @with_filters
-def export_trajectories(  # noqa: PLR0917 (options of the command line)
+@with_options("writing", Writing)
+def export_trajectories(
     filters: dict[str, Any],
+    writing: Writing,
     to: To,
     output: Output,
-    loss: LossOption = "resolved",
-    reward: RewardOption = "outcome",
-    max_tokens: MaxTokens = None,
-    truncate: Truncate = "drop",
-    tokenizer: Tokenizer = None,
-    recipe: Recipe = "swe",
-    environment: Environment = "orchard",
-    overwrite: Overwrite = False,
-    restart: Restart = False,
     json: Json = False,
 ) -> None:
     """Write trajectories of the platform into a file, by filter. Broken off, the same command goes on."""
     from orchard.data.server import ServerSource
 
-    options = _options(loss, reward, max_tokens, truncate, tokenizer, recipe, environment)
+    options = writing.options()
     with client() as api:
         source = ServerSource(api, filters)
-        done = _export(source, to, output, options, overwrite=overwrite, restart=restart, quiet=json)
+        done = _export(source, to, output, writing, options, quiet=json)
     _tell(done, (), json=json)
 
 
@@ -233,37 +244,14 @@ def _curate(  # noqa: PLR0917 (options of the command line)
     _show_losses(made.exported.losses)
 
 
-def _options(  # noqa: PLR0917 (options of the command line)
-    loss: str,
-    reward: str,
-    max_tokens: int | None,
-    truncate: str,
-    tokenizer: Path | None,
-    recipe: str,
-    environment: str,
-) -> ExportOptions:
-    from orchard.data.counting import counter_of
-    from orchard.data.options import ExportOptions
-
-    return ExportOptions(
-        loss=loss,
-        reward=reward,
-        max_tokens=max_tokens,
-        truncate=truncate,
-        counter=counter_of(tokenizer),
-        recipe=recipe,
-        environment=environment,
-    )
-
-
 def _export(
-    source: Source, to: str, output: Path, options: ExportOptions, *, overwrite: bool, restart: bool, quiet: bool
+    source: Source, to: str, output: Path, writing: Writing, options: ExportOptions, *, quiet: bool
 ) -> Exported:
     from orchard.data import codec
     from orchard.data.export import export
 
     with _counting("exporting", quiet=quiet) as progress:
-        return export(source, codec(to), output, options, overwrite, restart, progress)
+        return export(source, codec(to), output, options, writing.overwrite, writing.restart, progress)
 
 
 def _tell(done: Exported, read_losses: Iterable[Loss], *, json: bool) -> None:

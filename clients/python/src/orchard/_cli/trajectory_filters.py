@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Annotated, Any, Final, get_type_hints
+from typing import Annotated, Any, Final
 
 import typer
 
+from orchard._cli.option_groups import Command, add_options
 from orchard._cli.output import pairs, seconds
 
 _REPEATED: Final = "Can be repeated."
@@ -68,32 +66,9 @@ _OPTIONS: Final[dict[str, Any]] = {
 }
 
 
-def with_filters(command: Callable[..., None]) -> Callable[..., None]:
+def with_filters(command: Command) -> Command:
     """Give a command the options that select trajectories; it gets what was given as `filters`, for the SDK."""
-    signature = inspect.signature(command)
-    hints = get_type_hints(command, include_extras=True)
-    own = [
-        parameter.replace(annotation=hints[parameter.name])
-        for parameter in signature.parameters.values()
-        if parameter.name != "filters"
-    ]
-    added = [
-        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
-        for name, annotation in _OPTIONS.items()
-    ]
-    taken = {parameter.name for parameter in own}
-
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        command(
-            filters=_filters({name: value for name, value in given.items() if name in _OPTIONS}),
-            **{name: value for name, value in given.items() if name in taken},
-        )
-
-    parameters = [*own[:-1], *added, *own[-1:]]
-    run.__signature__ = signature.replace(parameters=parameters, return_annotation=None)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
+    return add_options(command, "filters", _OPTIONS, {}, _filters)
 
 
 def _filters(given: dict[str, Any]) -> dict[str, Any]:

@@ -20,8 +20,11 @@ def size_of(question: Question) -> int:
     """About how much a question holds: characters of its texts, bytes of its images."""
     task = question.task
     size = sum(map(len, (task.instruction, task.patch, task.gold_patch, task.tests, task.final_response)))
-    for step in (step for steps in question.attempts for step in steps):
-        size += len(step.text) + len(step.reasoning) + sum(len(call.arguments) for call in step.calls)
+    for steps in question.attempts:
+        for step in steps:
+            size += len(step.text) + len(step.reasoning)
+            for call in step.calls:
+                size += len(call.arguments)
     return size + sum(len(image.data) for image in question.images.values())
 
 

@@ -36,6 +36,9 @@ _MOST_WAITING_BYTES: Final = 256 << 20
 _LONG_BYTES: Final = 64 << 10
 _TOGETHER: Final = 200
 _GATHERING_SECONDS: Final = 1.0
+_MANY: Final = 50
+"""Texts in that time: while as many come, they wait on, until half of those wait that may. To move one takes an eighth
+of the processor that a verdict takes, and nobody waits for it."""
 _LOOK_SECONDS: Final = 30.0
 _KEEP_SECONDS: Final = 120.0
 """How long an answer is tried to be kept: it was paid for, and a store that fails over is away for a while."""
@@ -53,12 +56,21 @@ class Answers:
 
     Args:
         stopping: once this is set, what no store takes is soon given up.
+        gathering: waits so many seconds for more texts to come.
     """
 
-    def __init__(self, objects: ObjectStore, texts: TextStore, stopping: asyncio.Event | None = None) -> None:
+    def __init__(
+        self,
+        objects: ObjectStore,
+        texts: TextStore,
+        stopping: asyncio.Event | None = None,
+        *,
+        gathering: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._objects = objects
         self._texts = texts
         self._stopping = stopping or asyncio.Event()
+        self._gathering = gathering
         self._waiting = 0
         self._waiting_bytes = 0
         self._unkept = 0
@@ -125,12 +137,7 @@ class Answers:
     async def move(self) -> None:
         """Move texts for ever; those too that a replica left behind when it died."""
         while True:
-            try:
-                async with asyncio.timeout(_LOOK_SECONDS):
-                    await self._arrived.wait()
-                await asyncio.sleep(_GATHERING_SECONDS)
-            except TimeoutError:
-                pass
+            await self._due()
             self._arrived.clear()
             try:
                 while texts := await self._texts.some(_TOGETHER):
@@ -140,10 +147,27 @@ class Answers:
                 self.are_stuck = True
                 _log.warning("answers wait in the database", why=error.message)
 
+    async def _due(self) -> None:
+        """Wait until texts are to be moved: they have come and few come now, or many wait, or it is time to look."""
+        try:
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await self._arrived.wait()
+        except TimeoutError:
+            return
+        while True:
+            before = self._waiting
+            await self._gathering(_GATHERING_SECONDS)
+            if self._waiting - before < _MANY or self._is_filled(0.5):
+                return
+
+    def _is_filled(self, share: float) -> bool:
+        """Whether so much waits of what may."""
+        return self._waiting >= share * _MOST_WAITING or self._waiting_bytes >= share * _MOST_WAITING_BYTES
+
     @property
     def _is_full(self) -> bool:
         """Whether as many wait as may."""
-        return self._waiting >= _MOST_WAITING or self._waiting_bytes >= _MOST_WAITING_BYTES
+        return self._is_filled(1.0)
 
     async def _move(self, texts: Sequence[WaitingText]) -> None:
         bodies = {_name(one.tenant, one.sha256): one.text.encode() for one in texts}

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -73,13 +73,17 @@ def away(url: str) -> Iterator[None]:
 
 @asynccontextmanager
 async def journals(
-    url: str, objects: ObjectStore | Path, stopping: asyncio.Event | None = None
+    url: str,
+    objects: ObjectStore | Path,
+    stopping: asyncio.Event | None = None,
+    gathering: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> AsyncIterator[tuple[Answers, QuestionJournal, TextStore, ClaimStore]]:
     """Of one question, whose answers so far are not looked up."""
     engine = connect(url)
     turns, lines = Turns(engine, 1), Lines(engine, 1)
     texts, calls, claims = TextStore(turns), CallStore(turns, lines), ClaimStore(lines)
-    answers = Answers(objects if isinstance(objects, ObjectStore) else ObjectStore(objects.as_uri()), texts, stopping)
+    store = objects if isinstance(objects, ObjectStore) else ObjectStore(objects.as_uri())
+    answers = Answers(store, texts, stopping, gathering=gathering)
     owner = Owner("t", "run", "", "", "outcome")
     journal = QuestionJournal((), calls, answers, owner, {"j": "m"}, lambda: datetime.now(UTC))
     try:
@@ -116,6 +120,32 @@ async def test_a_text_is_there_before_and_after_its_way(own_database: str, tmp_p
         moving.cancel()
         assert path.read_bytes() == b"It did."
         assert await read(answers, sha256) == b"It did."
+
+
+@pytest.mark.parametrize("sizes", [[1] * 40, [1] * 250, [30_000] * 90])
+async def test_texts_wait_while_many_come_until_many_wait(own_database: str, tmp_path: Path, sizes: list[int]) -> None:
+    """Each is how large those texts are that come in one time of gathering, 50 of them; then no more come."""
+    rounds = iter(sizes)
+    came = 1
+
+    async def gathering(_seconds: float) -> None:
+        nonlocal came
+        assert await texts.some(1)
+        for size in [next(rounds, 0)] * 50:
+            if size:
+                came += 1
+                answers.waits(size)
+
+    async with journals(own_database, tmp_path, gathering=gathering) as (answers, journal, texts, _claims):
+        await answered(journal, "It did.")
+        moving = asyncio.create_task(answers.move())
+        async with asyncio.timeout(110):
+            while await texts.some(1):
+                if moving.done():
+                    await moving
+        moving.cancel()
+    half_full = {1: 10_000, 30_000: (128 << 20) // 30_000 + 1}[sizes[0]]
+    assert min(half_full, 50 * len(sizes)) <= came <= half_full + 50
 
 
 async def test_what_cannot_wait_is_put_at_once(own_database: str, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import math
 import secrets
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from services.common.errors import UnavailableError
 from services.common.health import Health
@@ -33,6 +33,17 @@ _AT_ONCE: Final = 500
 _WRITES_AT_ONCE: Final = 64
 
 
+class _Absence(NamedTuple):
+    """Since when the sandbox of a record is missing.
+
+    Attributes:
+        create: the request id of the create that it is of, as its id may be another's by now; None of one in the queue.
+    """
+
+    create: str | None
+    since_ms: int
+
+
 class Reconciler:
     """The scheduler's background work."""
 
@@ -53,7 +64,7 @@ class Reconciler:
         self._grace_ms = int(grace_seconds * 1000)
         self._me = secrets.token_hex(8)
         self._stuck_ms = stuck_seconds * 1000
-        self._absent_since: dict[tuple[str, str], int] = {}
+        self._absences: dict[tuple[str, str], _Absence] = {}
         self._going_since: dict[str, int] = {}
         self._strangers: dict[tuple[str, str], str] = {}
         """Uids of living sandboxes whose id has the record of another."""
@@ -150,7 +161,7 @@ class Reconciler:
                     await self._round(self._cache)
                 else:
                     # What was missing may only not have been told, or have come back unnoticed: it is missed anew.
-                    self._absent_since = {}
+                    self._absences = {}
                     self._going_since = {}
                 self.queue_lengths = await self._store.queue_lengths()
             except UnavailableError as error:
@@ -175,12 +186,13 @@ class Reconciler:
         self._push_stuck(cache)
         self._strangers = {name: uid for name, uid in self._strangers.items() if name in recorded}
         missing = [name for name in names if not self._is_there(cache.get(*name), name)]
-        absent: dict[tuple[str, str], int] = {}
-        for start in range(0, len(missing), _AT_ONCE):
-            for record in await self._store.get_many(missing[start : start + _AT_ONCE]):
-                if record is not None and record.state is not State.QUEUED:
-                    await self._mend(record, cache.heard_ms, absent)
-        self._absent_since = absent
+        self._absences = {name: self._absences[name] for name in missing if name in self._absences}
+        # Not every round reads the records of all that wait in the queue or for their sandbox: they can be thousands.
+        due = [name for name in missing if self._is_over(self._absences.get(name), cache.heard_ms)]
+        for start in range(0, len(due), _AT_ONCE):
+            for record in await self._store.get_many(due[start : start + _AT_ONCE]):
+                if record is not None:
+                    await self._mend(record, cache.heard_ms)
         while await self._store.sweep(_AT_ONCE) == _AT_ONCE:
             pass
 
@@ -205,16 +217,22 @@ class Reconciler:
                     self._dispatcher.delete_soon(Incarnation(seen.tenant, seen.sandbox_id, seen.uid), force=True)
         self._going_since = going
 
-    async def _mend(self, record: Record, heard_ms: int, absent: dict[tuple[str, str], int]) -> None:
+    def _is_over(self, absence: _Absence | None, heard_ms: int) -> bool:
+        """Whether the grace of a sandbox that is missing has not begun, or is over."""
+        return absence is None or heard_ms - absence.since_ms >= self._grace_ms
+
+    async def _mend(self, record: Record, heard_ms: int) -> None:
         """End a record whose sandbox is gone.
 
         A sandbox counts as gone when the watcher, still talking after the whole grace, has not named it: one that is
         behind or stalled, or a runtime that is busy, must not look like one that lost it. Then the runtime is asked.
         """
-        create = (record.tenant, record.request_id)  # a request id is its tenant's own
-        since = self._absent_since.get(create, clock_ms())
-        absent[create] = since
-        if heard_ms - since < self._grace_ms:
+        name = (record.tenant, record.sandbox_id)
+        create = None if record.state is State.QUEUED else record.request_id
+        absence = self._absences.get(name)
+        if absence is None or absence.create != create or create is None:
+            absence = self._absences[name] = _Absence(create, clock_ms())
+        if create is None or not self._is_over(absence, heard_ms):
             return
         if record.uid and not await self._runtime.is_gone(record.incarnation):
             _log.warning("the watcher does not name a sandbox that is there", sandbox_id=record.sandbox_id)

@@ -15,7 +15,7 @@ from services.common.watch_cache import clock_ms
 from services.scheduler.records import Incarnation, Record
 from services.scheduler.store import LeaseStore
 from tests.integration.scheduler.pieces import Pieces, assemble
-from tests.integration.scheduler.records import DAY, FAR_MS, seen, started, state_of, wanted
+from tests.integration.scheduler.records import DAY, FAR_MS, create, seen, started, state_of, take, wanted
 
 GRACE_MS = 20_000
 
@@ -264,6 +264,58 @@ class TestRounds:
         await pieces.reconciler._round(pieces.cache)
         assert await state_of(pieces.store, missing) == (State.FAILED, Reason.DELETED_EXTERNALLY)
         assert await state_of(pieces.store, fresh) == (State.STARTING, Reason.UNSPECIFIED)
+
+    @pytest.mark.parametrize("queued", [True, False])
+    async def test_the_grace_is_of_one_create_and_begins_with_its_start(
+        self, pieces: Pieces, monkeypatch: pytest.MonkeyPatch, queued: bool
+    ) -> None:
+        """Another create has had its id before, and was missing for nearly as long; or it was in the queue itself."""
+        now = [clock_ms()]
+        monkeypatch.setattr("services.scheduler.reconcile.clock_ms", lambda: now[0])
+
+        async def round_after(milliseconds: int) -> tuple[State, Reason]:
+            now[0] += milliseconds
+            pieces.cache.heard_ms = now[0]
+            await pieces.reconciler._round(pieces.cache)
+            return await state_of(pieces.store, mine)
+
+        mine, before = wanted("a", request_id="mine"), wanted("a", request_id="before")
+        await (create(pieces.store, mine) if queued else started(pieces.store, before))
+        await round_after(0)
+        await round_after(GRACE_MS - 1)
+        if queued:
+            assert await take(pieces.store) == ("t", "a")
+            await pieces.store.started(("t", "a"), "mine", "u1")
+        else:
+            await pieces.store.finish(("t", "a"), "before", State.DELETED, Reason.REQUESTED, "")
+            await started(pieces.store, mine)
+        assert await round_after(1) == (State.STARTING, Reason.UNSPECIFIED)
+        assert await round_after(GRACE_MS - 1) == (State.STARTING, Reason.UNSPECIFIED)
+        assert await round_after(1) == (State.FAILED, Reason.DELETED_EXTERNALLY)
+
+    async def test_a_round_reads_no_record_again_whose_grace_goes_on(
+        self, pieces: Pieces, monkeypatch: pytest.MonkeyPatch, valkey: redis.Redis
+    ) -> None:
+        """Those in the queue and those that start can be thousands, and a round comes every two seconds."""
+        now = [clock_ms()]
+        monkeypatch.setattr("services.scheduler.reconcile.clock_ms", lambda: now[0])
+        pieces.cache.heard_ms = now[0]
+        for number in range(20):
+            await started(pieces.store, wanted(f"s{number}"))
+        for number in range(20):
+            await create(pieces.store, wanted(f"q{number}"))
+
+        async def reads() -> int:
+            before = (await valkey.info("commandstats")).get("cmdstat_hgetall", {"calls": 0})["calls"]
+            await pieces.reconciler._round(pieces.cache)
+            return (await valkey.info("commandstats"))["cmdstat_hgetall"]["calls"] - before
+
+        assert await reads() == 40
+        for _ in range(3):
+            assert await reads() == 0
+        now[0] += GRACE_MS
+        pieces.cache.heard_ms = now[0]
+        assert await reads() >= 40
 
     @pytest.mark.parametrize("state", [State.STARTING, State.DELETING])
     async def test_what_the_runtime_still_has_is_not_ended(

@@ -171,8 +171,8 @@ ORDER BY given.number
 """  # noqa: S608
 
 # Two that come in one group under one id are told apart by what they ask for: the first of them begins it.
-# Where none has its verdict, nobody waits for the disk: a request that a crash of the database forgets begins again,
-# and one whose verdict was under way meanwhile comes back with that.
+# Nobody waits for the disk: a request that a crash of the database forgets begins again, and comes back with the newest
+# verdict of its question, which is the one that it had unless somebody has judged afresh in between.
 _BEGIN: Final = f"""
 WITH given AS (
     SELECT given.*, newest.*
@@ -187,8 +187,7 @@ WITH given AS (
     ON CONFLICT DO NOTHING RETURNING tenant, request_id, asked, verdict_id, cached
 )
 SELECT earlier.asked, own.verdict_id, own.body, own.create_time, earlier.cached,
-    CASE WHEN NOT EXISTS (SELECT FROM begun WHERE verdict_id <> '')
-        THEN set_config('synchronous_commit', 'off', true) END
+    set_config('synchronous_commit', 'off', true)
 FROM given
 LEFT JOIN LATERAL (
     SELECT b.asked, b.verdict_id, b.cached FROM begun AS b

@@ -109,10 +109,15 @@ async def under_way(calls: Calls, server: JudgeServer) -> asyncio.Task[judge_pb2
     server.behave("wait")
     judging = asyncio.create_task(calls.judge(request_id="r1", fresh=True))
     await asyncio.wait_for(server.arrived.wait(), 110)
+    await forget(calls)
+    return judging
+
+
+async def forget(calls: Calls) -> None:
+    """The one request that has begun, as a crash of the database does: nobody waits for the disk there."""
     async with await psycopg.AsyncConnection.connect(calls.process.database, autocommit=True) as connection:
         cursor = await connection.execute("DELETE FROM judge.requests WHERE tenant = %s", (calls.tenant,))
         assert cursor.rowcount == 1
-    return judging
 
 
 async def test_a_request_that_a_crash_forgot_has_its_verdict(calls: Calls, server: JudgeServer) -> None:
@@ -123,6 +128,16 @@ async def test_a_request_that_a_crash_forgot_has_its_verdict(calls: Calls, serve
     assert (verdict.state, len(server.requests)) == (SCORED, 1)
     other = calls.judge(request_id="r1", fresh=True, instruction="Do that.")
     assert await fails(other, grpc.StatusCode.ALREADY_EXISTS, "r1") == "REQUEST_ID_REUSED"
+
+
+async def test_a_request_that_found_a_verdict_finds_it_though_a_crash_forgot_it(
+    calls: Calls, server: JudgeServer
+) -> None:
+    judged = await calls.judge()
+    found = await calls.judge(request_id="r1")
+    await forget(calls)
+    assert await calls.judge(request_id="r1") == found
+    assert (found.verdict_id, found.cached, len(server.requests)) == (judged.verdict_id, True, 1)
 
 
 async def test_an_id_that_became_something_else_keeps_to_that(calls: Calls, server: JudgeServer) -> None:

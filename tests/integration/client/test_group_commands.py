@@ -83,14 +83,14 @@ def test_mistakes_are_told_with_their_fix(cli: Cli, name: str) -> None:
     for code, arguments, text in (
         (1, ("show", name), "orchard groups list"),
         (1, ("claim", name), "orchard groups list"),
-        (1, ("create", name, "--maximum", "2"), "maximum"),
-        (1, ("create", "a b"), "group_id"),
+        (2, ("create", name, "--maximum", "2"), "maximum"),
+        (2, ("create", "a b"), "group_id"),
         (2, ("report", name, "0"), "--reward"),
         (2, ("report", name, "0", "--reward", "1", "--unscored", "why"), "--reward"),
         (2, ("report", name, "0", "--unscored", "why", "--outcome", "negative"), "--outcome"),
         (2, ("claim", "--count", "0"), "--count"),
         (2, ("claim", "--lease", "soon"), "--lease"),
-        (1, ("claim", "--lease", "30d"), "lease"),
+        (2, ("claim", "--lease", "30d"), "lease"),
     ):
         got, out, err = cli("groups", *arguments)
         assert (got, out) == (code, b""), arguments

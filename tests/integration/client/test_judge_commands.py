@@ -77,7 +77,7 @@ def test_a_judge_that_cannot_say_is_an_exit_code_and_no_number(cli: Cli, dataset
     assert code == 1
     assert b"tr-nobody" in err
     code, _out, err = cli("judge", "run", f"{dataset}-0", "--judge", "nobody")
-    assert code == 1
+    assert code == 2
     assert b"nobody" in err
 
 
@@ -165,6 +165,26 @@ def test_a_batch_that_is_broken_off_says_how_to_go_on(cli: Cli, dataset: str) ->
     assert "broken off" not in said(err)
 
 
+def test_a_batch_asks_one_question(cli: Cli, dataset: str) -> None:
+    """Of new items too, which the platform takes as they are."""
+    first, new = f"{dataset}-0", f"{dataset}-1"
+    outcomes, process = f"{dataset}-o", f"{dataset}-p"
+    rubric = ("--kind", "rubric", "--rubric", "orchard-software-engineering")
+    assert cli("judge", "batch", first, "--batch", outcomes)[0] == 0
+    assert cli("judge", "batch", first, "--batch", process, *rubric)[0] == 0
+    for batch, asked, word in (
+        (outcomes, rubric, f"--kind: batch '{outcomes}' judges outcome, not rubric: give that, or another --batch"),
+        (process, (), f"--kind: batch '{process}' judges rubric, not outcome"),
+        (process, ("--kind", "rubric", "--rubric", "another"), "judges by orchard-software-engineering@"),
+        (process, (*rubric[:3], f"{rubric[3]}@99"), "not by orchard-software-engineering@99"),
+    ):
+        code, out, err = cli("judge", "batch", new, "--batch", batch, *asked)
+        assert (code, out) == (2, b""), err
+        assert word in said(err)
+    assert cli("judge", "batch", new, "--batch", outcomes)[0] == 0
+    assert cli("judge", "batch", new, "--batch", process, *rubric)[0] == 0
+
+
 def test_rubrics_are_put_shown_and_listed(cli: Cli, dataset: str, tmp_path: Path) -> None:
     name, file = f"r-{secrets.token_hex(4)}", tmp_path / "rubric.json"
     criteria = [{"name": "care", "description": "How careful?", "weight": 1}]
@@ -210,7 +230,7 @@ def test_rubrics_are_put_shown_and_listed(cli: Cli, dataset: str, tmp_path: Path
 def test_a_file_that_is_no_rubric_is_told_by_field(cli: Cli, tmp_path: Path, text: str, word: str) -> None:
     (tmp_path / "rubric.json").write_text(text)
     code, out, err = cli("judge", "rubrics", "put", str(tmp_path / "rubric.json"))
-    assert (code in {1, 2}, out) == (True, b"")
+    assert (code, out) == (2, b"")
     assert word in said(err)
 
 

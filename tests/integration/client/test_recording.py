@@ -241,6 +241,33 @@ async def test_what_nobody_ended_is_aborted_with_the_client(platform: PlatformPr
     assert info.totals.steps == 1
 
 
+async def test_nothing_is_added_behind_the_end(
+    aclient: AsyncSandboxClient, asandbox: AsyncSandbox, client: SandboxClient, sandbox: Sandbox
+) -> None:
+    """It would be stored by nobody, which a log alone would say."""
+    async with aclient.record("i") as recording:
+        recording.add(Step.user("Go."))
+    with client.record("i") as plain:
+        plain.add(Step.user("Go."))
+    for act in (
+        lambda: recording.add(Step.user("More.")),
+        lambda: recording.attach(asandbox),
+        lambda: recording.end("failed"),
+        lambda: plain.add(Step.user("More.")),
+        lambda: plain.append(Step.user("More.")),
+        lambda: plain.attach(sandbox),
+        lambda: plain.end("failed"),
+    ):
+        with pytest.raises(orchard.TrajectorySealed, match="has ended, and its trajectory takes no more; add within"):
+            act()
+    with pytest.raises(orchard.TrajectorySealed):
+        await recording.append(Step.user("More."))
+    # What is judged afterwards is judged as ever, and the command of a sandbox is nobody's.
+    await recording.reward(1.0)
+    sandbox.exec("true")
+    assert client.trajectories.get(recording.trajectory_id).totals.steps == 1
+
+
 async def test_what_the_client_closes_it_closes_together(
     platform: PlatformProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

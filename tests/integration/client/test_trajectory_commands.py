@@ -50,7 +50,7 @@ def test_lists_go_by_filter_order_and_limit(cli: Cli, dataset: str) -> None:
     (first, *_rest) = cli.json("trajectories", "list", "--dataset", dataset, "--ascending")
     assert (first["trajectory_id"], first["outcome"]["value"], first["status"]) == (names[0], 0.0, "completed")
     code, _out, err = cli("trajectories", "list", "--order", "age")
-    assert code == 1
+    assert code == 2
     assert b"'age' is none of created, outcome, turns, tokens, cost" in err
 
 

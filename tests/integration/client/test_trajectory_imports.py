@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import json
 import os
 import pty
 import secrets
@@ -25,6 +26,7 @@ from orchard.data.server import ServerSource, store, store_all
 from orchard.data.sources import RecordSource
 from orchard.trajectory.v1 import trajectory_pb2 as pb
 
+from tests.integration.client.cli import Cli
 from tests.support.platform import PlatformProcess
 from tests.unit.data.making import record, with_image
 
@@ -215,3 +217,60 @@ def test_an_import_in_the_shell_shows_how_far_it_is(platform: PlatformProcess, d
     counts = {int(part.split(" ")[0].replace(",", "")) for part in shown}
     assert len(counts) > 1
     assert max(counts) <= 1000
+
+
+def _openai(path: Path, *given: dict[str, object]) -> Path:
+    """A file of conversations in OpenAI's form, a line for each of what else they say."""
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    path.write_text("".join(json.dumps({"messages": messages, **more}) + "\n" for more in given))
+    return path
+
+
+def test_what_is_imported_is_put_into_a_dataset_and_labelled(
+    cli: Cli, client: SandboxClient, dataset: str, tmp_path: Path
+) -> None:
+    task = {"instance_id": "i", "dataset": "another"}
+    given = [{"id": f"{dataset}-{number}", "orchard": {"task": task, "labels": {"own": "1"}}} for number in range(2)]
+    path = _openai(tmp_path / "in.jsonl", *given)
+    command = ("trajectories", "import", str(path), "--dataset", dataset, "--label", "run=7", "-l", "kind=a/b")
+    assert cli.json(*command)["new"] == 2
+    assert cli.json(*command)["new"] == 0
+    found = list(client.trajectories.list(datasets=dataset, labels={"run": "7"}))
+    assert {one.trajectory_id for one in found} == {f"{dataset}-0", f"{dataset}-1"}
+    assert all((one.task.instance_id, one.labels) == ("i", {"own": "1", "run": "7", "kind": "a/b"}) for one in found)
+    code, out, err = cli("trajectories", "import", str(_openai(tmp_path / "more.jsonl", {})), "--label", "a b=c")
+    assert (code, out) == (2, b"")
+    assert "labels['a b']: keys and values must be at most 63" in err.decode()
+
+
+def test_what_the_platform_refuses_is_told_by_file_and_line(
+    cli: Cli, client: SandboxClient, dataset: str, tmp_path: Path
+) -> None:
+    good = {"id": f"{dataset}-0", "orchard": {"task": {"dataset": dataset}}}
+    for bad, word in (
+        ({"labels": {"a b": "c"}}, "labels['a b']: keys and values must be at most 63"),
+        ({"harness": "h" * 200}, "harness"),
+    ):
+        described = {"id": f"{dataset}-1", "orchard": {"task": {"dataset": dataset}, **bad}}
+        path = _openai(tmp_path / "in.jsonl", good, described)
+        code, out, err = cli("trajectories", "import", str(path))
+        assert (code, out) == (1, b"")
+        assert f"orchard: {path}:2: trajectory '{dataset}-1': " in err.decode()
+        assert word in err.decode()
+    # So it is where the platform has another of this id, or has it open.
+    taken = _openai(tmp_path / "taken.jsonl", {}, {**good, "tools": [{"type": "function"}]})
+    live = client.trajectories.create(Task(dataset=dataset), trajectory_id=f"{dataset}-live")
+    open_there = _openai(tmp_path / "open.jsonl", {"id": live.trajectory_id, "orchard": {"task": {"dataset": dataset}}})
+    for path, line, word in ((taken, 2, "exists with another description"), (open_there, 1, "--take-over")):
+        code, _out, err = cli("trajectories", "import", str(path))
+        assert (code, f"orchard: {path}:{line}: " in err.decode(), word in err.decode()) == (1, True, True)
+
+
+def test_an_export_of_nothing_says_so(cli: Cli, dataset: str, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    code, _out, err = cli("trajectories", "export", "--dataset", dataset, "--to", "openai", "-o", str(output))
+    assert (code, err, output.read_bytes()) == (0, b"no trajectory matches\n", b"")
+    output = tmp_path / "no" / "out.jsonl"
+    code, _out, err = cli("trajectories", "export", "--dataset", dataset, "--to", "openai", "-o", str(output))
+    assert (code, f"--output: there is no folder '{output.parent}'" in " ".join(err.decode().split())) == (2, True)
+    assert not output.parent.exists()

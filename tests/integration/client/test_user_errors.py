@@ -46,7 +46,7 @@ def test_a_working_directory_that_cannot_be_is_told_by_its_option(
     cli: Cli, sandbox: Sandbox, words: tuple[str, ...], field: str
 ) -> None:
     code, out, err = cli(*(sandbox.sandbox_id if word == "SANDBOX" else word for word in words))
-    assert (code, out) == (1 if words[0] == "create" else 125, b"")
+    assert (code, out) == (2 if words[0] == "create" else 125, b"")
     assert err.decode().rstrip().endswith(f"; {field} is --workdir")
 
 

@@ -135,11 +135,13 @@ def create(  # noqa: PLR0917 (options of the command line)
     repo: Annotated[str, typer.Option("--repo", help="Its repository.")] = "",
     website: Annotated[str, typer.Option("--website", help="Its website.")] = "",
     split: Annotated[str, typer.Option("--split", help="Its split.")] = "",
-    size: Annotated[int, typer.Option("--size", help="Members.")] = 4,
-    maximum: Annotated[int, typer.Option("--maximum", help="Samples at most.")] = 8,
-    stride: Annotated[int, typer.Option("--stride", help="Samples between two tries to make a group.")] = 8,
-    low: Annotated[float, typer.Option("--low", help="Least share of positive members.")] = 0.25,
-    high: Annotated[float, typer.Option("--high", help="Largest share of positive members.")] = 0.75,
+    size: Annotated[int, typer.Option("--size", min=1, max=10_000, help="Members.")] = 4,
+    maximum: Annotated[int, typer.Option("--maximum", min=1, max=10_000, help="Samples at most.")] = 8,
+    stride: Annotated[
+        int, typer.Option("--stride", min=1, max=10_000, help="Samples between two tries to make a group.")
+    ] = 8,
+    low: Annotated[float, typer.Option("--low", min=0, max=1, help="Least share of positive members.")] = 0.25,
+    high: Annotated[float, typer.Option("--high", min=0, max=1, help="Largest share of positive members.")] = 0.75,
     need_positive: Annotated[
         bool, typer.Option("--need-positive/--no-need-positive", help="Keep it only with a positive outcome.")
     ] = True,

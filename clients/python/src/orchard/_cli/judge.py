@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from orchard import AsyncSandboxClient, BatchProgress, Judgement, JudgeUsage, TrajectoryInfo, Verdict
 
 judge = typer.Typer(help="Verdicts of language models on what agents did.", no_args_is_help=True)
+
+
+_KINDS: Final = ("outcome", "gui_success", "rubric", "value_curve", "claw_eval")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,8 @@ class Question:
         """Refuse options that do not fit each other."""
         if self.kind == "pairwise":
             raise typer.BadParameter("two attempts are compared by `orchard judge compare`", param_hint="--kind")
+        if self.kind not in _KINDS:
+            raise typer.BadParameter(f"{self.kind!r} is none of {', '.join(_KINDS)}", param_hint="--kind")
         if self.kind == "rubric" and not self.rubric:
             raise typer.BadParameter(
                 "name the rubric to judge by; `orchard judge rubrics list` shows which there are",
@@ -166,10 +171,10 @@ def batch(  # noqa: PLR0917 (options of the command line)
     if not filters and not everything:
         raise typer.BadParameter("name trajectories, or give a filter or --all", param_hint="TRAJECTORY")
     question.check()
-    batch_id = batch_id or f"batch-{secrets.token_hex(4)}"
+    named, batch_id = batch_id is not None, batch_id or f"batch-{secrets.token_hex(4)}"
     print(f"batch {batch_id}", file=sys.stderr)  # noqa: T201
     told = _Told(question.name if question.keep else None, json=json)
-    work = _batch(batch_id, filters, question, asking, told)
+    work = _batch(batch_id, filters, question, asking, told, named)
     try:
         progress = asyncio.run(work)
     except BaseException as error:
@@ -238,18 +243,47 @@ class _Told:
             print_json({"item_id": item_id, "verdict": verdict})
 
 
-async def _batch(
-    batch_id: str, filters: Mapping[str, Any], question: Question, asking: Asking, told: _Told
+async def _check_begun(api: AsyncSandboxClient, batch_id: str, question: Question) -> None:
+    """Refuse to mix two questions in a batch: the platform takes each item as it is, and its numbers would lie."""
+    from orchard import NotFound
+
+    try:
+        async with aclosing(api.judge.items(batch_id)) as items:
+            begun = await anext(items, None)
+    except NotFound:
+        return
+    if begun is None:
+        return
+    judged, rubric = begun.verdict.kind, begun.verdict.provenance.rubric
+    if judged != question.kind:
+        raise typer.BadParameter(
+            f"batch {batch_id!r} judges {judged}, not {question.kind}: give that, or another --batch",
+            param_hint="--kind",
+        )
+    # Without a version the newest is meant, which the batch was begun with or goes on to.
+    wanted = question.rubric
+    if wanted and wanted not in {rubric, rubric.partition("@")[0]}:
+        raise typer.BadParameter(
+            f"batch {batch_id!r} judges by {rubric}, not by {wanted}: give that, or another --batch",
+            param_hint="--rubric",
+        )
+
+
+async def _batch(  # noqa: PLR0917
+    batch_id: str, filters: Mapping[str, Any], question: Question, asking: Asking, told: _Told, named: bool
 ) -> BatchProgress:
+    """`named`: the batch was named, and may have begun."""
     from orchard import AsyncSandboxClient, InvalidArgument, TrajectoryNotFound
 
     given = asking.given() | {"rubric": question.rubric}
     async with AsyncSandboxClient() as api:
+        if named:
+            await _check_begun(api, batch_id, question)
         ids = [info.trajectory_id async for info in api.trajectories.list(ascending=True, **filters)]
         found = frozenset(ids)
-        for named in filters.get("trajectory_ids", ()):
-            if named not in found:
-                await api.trajectories.get(named)  # raises where there is none; else a filter leaves it out
+        for given_id in filters.get("trajectory_ids", ()):
+            if given_id not in found:
+                await api.trajectories.get(given_id)  # raises where there is none; else a filter leaves it out
         if not ids:
             print("no trajectory matches", file=sys.stderr)  # noqa: T201
 

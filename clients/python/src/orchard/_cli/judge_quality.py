@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from orchard._cli.output import Json, client, print_json, show, table
+from orchard._cli.output import Json, check_folder, client, print_json, show, table
 
 if TYPE_CHECKING:
     from orchard import SandboxClient, Verdict
@@ -56,7 +56,7 @@ def calibrate(
     """
     from orchard.rewards.agreement import confusion, reliability
 
-    _check_plot(plot)
+    check_folder("--plot", plot)
     given = _labels(labels)
     with client() as api:
         verdicts = _verdicts(api, given, batch_id)
@@ -94,7 +94,7 @@ def drift(
     """
     from orchard.rewards.agreement import drift as compare
 
-    _check_plot(plot)
+    check_folder("--plot", plot)
     with client() as api:
         old, new = ({item.item_id: item.verdict for item in api.judge.items(name)} for name in (before, after))
     if not old.keys() & new.keys():
@@ -195,12 +195,6 @@ def _change_rows(changes: Sequence[float]) -> list[tuple[str, ...]]:
         (f"{step / _BINS:+.1f}", str(count), "█" * max(1, round(count / most * _WIDTH)))
         for step, count in sorted(counts.items())
     ]
-
-
-def _check_plot(file: Path | None) -> None:
-    """Refuse a place where no plot can be written before anything is asked."""
-    if file is not None and not file.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {str(file.parent)!r}", param_hint="--plot")
 
 
 def _plot(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], file: Path | None, *, json: bool) -> None:

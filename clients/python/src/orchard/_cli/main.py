@@ -29,7 +29,8 @@ from orchard._cli import (
     trajectory_files,
     trajectory_rewards,
 )
-from orchard._cli.output import fail
+from orchard._cli.output import FAILURE, USAGE, fail
+from orchard._cli.usage import explained
 
 
 class OrchardGroup(TyperGroup):
@@ -47,9 +48,10 @@ class OrchardGroup(TyperGroup):
         return super().get_command(ctx, cmd_name) or plugins.load(cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; exit with 1 on an error, 130 on Ctrl-C."""
+        """Run a command; exit with 2 where what was typed is wrong, 1 on any other error, 130 on Ctrl-C."""
         try:
-            return super().invoke(ctx)
+            with explained():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
         except BrokenPipeError:
@@ -57,17 +59,19 @@ class OrchardGroup(TyperGroup):
             sys.stderr.close()
             raise typer.Exit(1) from None
         except Exception as error:
-            from orchard._client.errors import OrchardError
+            from orchard._client.errors import InvalidArgument, OrchardError
 
             if not isinstance(error, (OrchardError, OSError)):
                 raise
-            fail(error, code=1)
+            fail(error, code=USAGE if isinstance(error, InvalidArgument) else FAILURE)
 
 
 app = typer.Typer(
     name="orchard",
     cls=OrchardGroup,
     help="Isolated sandboxes for agentic modelling: create them, run commands in them, move files.",
+    epilog="Exit codes: 0 done, 1 it failed, 2 what was typed is wrong and nothing was done, 130 Ctrl-C. "
+    "exec and shell pass on the command's.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     # Help by rich looks alike and takes 0.2 s longer.

@@ -10,7 +10,8 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from orchard import SandboxClient
     from orchard._client import errors
     from orchard._client.transfers import Progress
+
+FAILURE: Final = 1
+USAGE: Final = 2
+"""Exit codes: it failed; what was typed is wrong, and nothing was done."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for programs.")]
 
@@ -93,6 +98,8 @@ _OPTIONS: Mapping[str, str] = {
     "cwd": "--workdir",
     "group_by_label": "--group-by",
     "maximum_lifetime": "--lifetime",
+    "outcome_state": "--outcome",
+    "statuses": "--status",
     "working_directory": "--workdir",
 }
 """Fields that have another name here than in the SDK and the protocol."""
@@ -215,6 +222,12 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def check_folder(option: str, file: Path | None) -> None:
+    """Refuse a file whose folder is not there: one that is made without a word hides a slip in its name."""
+    if file is not None and not file.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {str(file.parent)!r}; make it first", param_hint=option)
 
 
 def pairs(option: str, values: Sequence[str] | None) -> dict[str, str]:

@@ -44,6 +44,7 @@ def forward(  # noqa: PLR0917 (options of the command line)
     Prints a line for each: where it listens, and the port inside. A connection is refused while nothing listens inside.
     """
     wanted = [_ports(text) for text in ports]
+    patience = seconds("--wait", wait) or 0.0
     teller = _Teller(verbose=verbose)
     with client() as api, ExitStack() as stack:
         found = api.get(sandbox)
@@ -51,9 +52,7 @@ def forward(  # noqa: PLR0917 (options of the command line)
         options = {"bind": bind, "host": host}
         opened: list[tuple[Address, int]] = []
         for local, remote in wanted:
-            made = found.forward(
-                remote, local_port=local, wait=seconds("--wait", wait) or 0.0, on_event=teller.told, **options
-            )
+            made = found.forward(remote, local_port=local, wait=patience, on_event=teller.told, **options)
             opened.append((stack.enter_context(made), remote))
         if json:
             print_json([{"host": one.host, "port": one.port, "sandbox_port": remote} for one, remote in opened])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchard._cli.option_groups import with_options
-from orchard._cli.output import Json, client, print_json, show, table
+from orchard._cli.output import FAILURE, USAGE, Json, check_folder, client, fail, pairs, print_json, show, table
 from orchard._cli.trajectories import trajectories
 from orchard._cli.trajectory_filters import with_filters
 
 if TYPE_CHECKING:
     from orchard.data.export import Exported
     from orchard.data.options import ExportOptions
+    from orchard.data.record import Record
     from orchard.data.report import Loss
     from orchard.data.sources import Source
 
 __all__ = ["trajectories"]
 
-Paths = Annotated[list[Path], typer.Argument(help="Files or folders.", metavar="PATH...")]
+Progress = Callable[[int, int | None], None]
+Paths = Annotated[list[Path], typer.Argument(help="Files or folders.", metavar="PATH...", exists=True)]
 From = Annotated[str, typer.Option("--from", help="Their format. Default: what their names and beginnings tell.")]
 To = Annotated[str, typer.Option("--to", "-t", help="The format to write; `formats` lists them.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="A file, or a folder, as the format allows.")]
@@ -110,9 +112,10 @@ def convert(  # noqa: PLR0917 (options of the command line)
     """Write trajectories of files in another format; no platform is needed. Broken off, the same command goes on."""
     from orchard.data.sources import FileSource
 
+    check_folder("--output", output)
     source = FileSource(tuple(paths), source_format)
     done = _export(source, to, output, writing, writing.options(), quiet=json)
-    _tell(done, source.report.losses, json=json)
+    _tell(done, source.report.losses, "no trajectory was read", json=json)
 
 
 @trajectories.command("export")
@@ -128,17 +131,25 @@ def export_trajectories(
     """Write trajectories of the platform into a file, by filter. Broken off, the same command goes on."""
     from orchard.data.server import ServerSource
 
+    check_folder("--output", output)
     options = writing.options()
     with client() as api:
         source = ServerSource(api, filters)
         done = _export(source, to, output, writing, options, quiet=json)
-    _tell(done, (), json=json)
+    _tell(done, (), "no trajectory matches", json=json)
 
 
 @trajectories.command("import")
-def import_trajectories(
+def import_trajectories(  # noqa: PLR0917 (options of the command line)
     paths: Paths,
     source_format: From = "",
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", help="Put all into this dataset. Default: the one that a file names.")
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", "-l", metavar="KEY=VALUE", help="Give all this label too. Can be repeated."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only read, and say what could not be carried.")] = False,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Also those that somebody is still writing there, in that one's place.")
@@ -146,35 +157,66 @@ def import_trajectories(
     json: Json = False,
 ) -> None:
     """Store trajectories of files on the platform. What is there already is not stored twice: repeat what broke off."""
+    from orchard.data.repeats import without_repeats
     from orchard.data.sources import FileSource
 
+    if dataset == "":
+        raise typer.BadParameter("is empty: name a dataset, or leave it out", param_hint="--dataset")
+    labels = pairs("--label", label)
     source = FileSource(tuple(paths), source_format)
-    stored = new = 0
+    records = without_repeats(record for record, _ in source.records())
+    if dataset or labels:
+        records = (record.described(dataset=dataset or "", labels=labels) for record in records)
     with _counting("importing", quiet=json) as progress:
         if dry_run:
-            for _ in source.records():
-                stored += 1
-                progress(stored, None)
+            stored, new = _read_all(records, progress)
         else:
-            from orchard.data.server import store_all
-
-            try:
-                with client() as api:
-                    for one in store_all(api, (record for record, _ in source.records()), take_over=take_over):
-                        new += one.new
-                        stored += 1
-                        progress(stored, None)
-            except BaseException:
-                if stored:
-                    done = f"stored {stored} trajectories, {new} of them new, until it broke off"
-                    typer.echo(f"{done}; the same command goes on", err=True)
-                raise
+            typed = {f"labels[{key!r}]" for key in labels} | ({"task.dataset"} if dataset else set())
+            stored, new = _store_all(records, take_over, typed, progress)
     losses = source.report.losses
+    if not stored:
+        typer.echo("no trajectory was read", err=True)
     if json:
         print_json({"trajectories": stored, "new": new, "losses": list(losses)})
         return
     typer.echo(f"read {stored} trajectories" if dry_run else f"stored {stored} trajectories, {new} of them new")
     _show_losses(losses)
+
+
+def _read_all(records: Iterable[Record], progress: Progress) -> tuple[int, int]:
+    """How many there are, none of them stored."""
+    count = 0
+    for _ in records:
+        count += 1
+        progress(count, None)
+    return count, 0
+
+
+def _store_all(
+    records: Iterable[Record], take_over: bool, typed: Collection[str], progress: Progress
+) -> tuple[int, int]:
+    """How many were stored, and how many of them are new. `typed`: fields that the command line gave them."""
+    from orchard import InvalidArgument
+    from orchard.data import DataError
+    from orchard.data.server import store_all
+
+    stored = new = 0
+    try:
+        with client() as api:
+            for one in store_all(api, records, take_over=take_over):
+                new += one.new
+                stored += 1
+                progress(stored, None)
+    except BaseException as error:
+        if stored:
+            done = f"stored {stored} trajectories, {new} of them new, until it broke off"
+            typer.echo(f"{done}; the same command goes on", err=True)
+        if isinstance(error, InvalidArgument) and not isinstance(error, DataError):
+            # As a rule what a file says is wrong, and not what was typed.
+            ours = any(one.field.endswith(tuple(typed)) for one in error.violations)
+            fail(error, code=USAGE if ours else FAILURE)
+        raise
+    return stored, new
 
 
 @trajectories.command("curate")
@@ -185,21 +227,31 @@ def curate(  # noqa: PLR0917 (options of the command line)
     output: Output,
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(help="Files or folders to choose from. Default: the platform.", metavar="[PATH...]"),
+        typer.Argument(
+            help="Files or folders to choose from. Default: the platform.", metavar="[PATH...]", exists=True
+        ),
     ] = None,
     source_format: From = "",
     like: Annotated[
-        Path | None, typer.Option("--like", help="A manifest that the dataset must agree with: make it again.")
+        Path | None,
+        typer.Option("--like", help="A manifest that the dataset must agree with: make it again.", exists=True),
     ] = None,
     overwrite: Overwrite = False,
     restart: Restart = False,
     json: Json = False,
 ) -> None:
     """Make a dataset by a plan: choose trajectories, write them, and say what was kept, what not, and why."""
+    from orchard.data import DataError, MissingExtraError
     from orchard.data.curation.plan import load_plan
     from orchard.data.sources import FileSource
 
-    read = load_plan(plan)
+    check_folder("--output", output)
+    try:
+        read = load_plan(plan)
+    except MissingExtraError:
+        raise
+    except DataError as error:
+        fail(error, code=USAGE)
     if paths and filters:
         raise typer.BadParameter("filters are for the platform; a plan's `where` does the same", param_hint="PATH")
     if paths:
@@ -219,6 +271,8 @@ def _curate(  # noqa: PLR0917 (options of the command line)
     with _counting("curating", quiet=json) as progress:
         made = make_dataset(source, plan, output, overwrite, restart, like, lambda read: progress(read, None), progress)
     chosen = made.chosen
+    if not chosen.fates:
+        typer.echo("no trajectory matches", err=True)
     if json:
         print_json(
             {
@@ -254,7 +308,10 @@ def _export(
         return export(source, codec(to), output, options, writing.overwrite, writing.restart, progress)
 
 
-def _tell(done: Exported, read_losses: Iterable[Loss], *, json: bool) -> None:
+def _tell(done: Exported, read_losses: Iterable[Loss], nothing: str, *, json: bool) -> None:
+    """Say what was written, and with the words of `nothing` that it is nothing."""
+    if not done.records:
+        typer.echo(nothing, err=True)
     losses = [*read_losses, *done.losses]
     if json:
         print_json(
@@ -285,7 +342,7 @@ def _show_losses(losses: Iterable[Loss]) -> None:
 
 
 @contextmanager
-def _counting(text: str, *, quiet: bool) -> Iterator[Callable[[int, int | None], None]]:
+def _counting(text: str, *, quiet: bool) -> Iterator[Progress]:
     """Counts on stderr around work, where that is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda _done, _rows: None

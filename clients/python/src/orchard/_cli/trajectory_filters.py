@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
 from orchard._cli.option_groups import Command, add_options
 from orchard._cli.output import pairs, seconds
+
+if TYPE_CHECKING:
+    from orchard import TrajectoryFilter
 
 _REPEATED: Final = "Can be repeated."
 
@@ -78,4 +81,9 @@ def _filters(given: dict[str, Any]) -> dict[str, Any]:
     if "since" in found:
         period = seconds("--since", found.pop("since")) or 0.0
         found["created_from"] = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=period)
+    if found:
+        from orchard._client.trajectories.options import filter_message
+
+        # What cannot be meant is told here, before anything is written or asked.
+        filter_message("filters", cast("TrajectoryFilter", found))
     return found

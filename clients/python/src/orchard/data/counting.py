@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Protocol
 
-from orchard.data.errors import DataError, MissingExtraError, Where
+from orchard.data.errors import MissingExtraError, OptionError, Where
 from orchard.data.record import Record, text_of
 from orchard.trajectory.v1 import trajectory_pb2 as pb
 
@@ -43,7 +43,7 @@ class TokenizerFile:
 
     Raises:
         MissingExtraError: the library is not installed.
-        DataError: the file is no tokenizer.
+        OptionError: the file is no tokenizer.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,11 +52,13 @@ class TokenizerFile:
         except ImportError:
             raise MissingExtraError("counting with a tokenizer's file", "tokenizers", "tokenizers") from None
         if not path.is_file():
-            raise DataError("is not there", where=Where(str(path)), fix="name a tokenizer.json")
+            raise OptionError("is not there", where=Where(str(path)), fix="name a tokenizer.json")
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # noqa: BLE001 (the library raises no other)
-            raise DataError(f"is no tokenizer: {error}", where=Where(str(path)), fix="name a tokenizer.json") from None
+            raise OptionError(
+                f"is no tokenizer: {error}", where=Where(str(path)), fix="name a tokenizer.json"
+            ) from None
         self.name = f"tokenizer: {path.name}"
 
     def count(self, text: str) -> int:

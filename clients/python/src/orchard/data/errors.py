@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from orchard._client.errors import OrchardError
+from orchard._client.errors import InvalidArgument, OrchardError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,11 @@ class Where:
         if isinstance(key, int):
             return replace(self, field=f"{self.field}[{key}]")
         return replace(self, field=f"{self.field}.{key}" if self.field else key)
+
+    @property
+    def whole(self) -> Where:
+        """The file and the line, without the field."""
+        return replace(self, field="")
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
@@ -53,6 +58,10 @@ class DataError(OrchardError):
         self.where = place
         self.problem = problem
         self.fix = fix
+
+
+class OptionError(DataError, InvalidArgument):
+    """What was asked for cannot be, whatever the files say: a format, an option, a place. Nothing was done."""
 
 
 class NoExampleError(Exception):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from orchard.data.codecs.base import Codec, Container, Row, rows_of
-from orchard.data.errors import DataError, Where
+from orchard.data.errors import DataError, OptionError, Where
 from orchard.data.holding import Holding
 from orchard.data.nodes import compact
 from orchard.data.options import ExportOptions
@@ -69,22 +69,18 @@ def export(  # noqa: PLR0917 (all but the first three are options)
     Args:
         source: what to write.
         codec: the format.
-        output: a file, or a folder, as the format allows.
+        output: a file, or a folder, as the format allows. The folder that it is in is made.
         options: how.
         overwrite: replace an output that is there; never a folder with files in it.
         restart: begin again where an earlier export was broken off.
         progress: called as it goes on.
 
     Raises:
-        DataError: the format is not written into such a file, the output is there, a broken-off export was another, or
-            one to the same place is at work.
+        OptionError: the format is not written into such a file, the output is there, or an export that was broken off
+            was another.
+        DataError: an export to the same place is at work, or what is exported is not whole.
     """
-    container = container_of(codec, output)
-    if not overwrite:
-        _check_missing(output)
-    if output.is_dir() and any(output.iterdir()):
-        why = "is a folder with files in it, which may be more than an export"
-        raise DataError(why, where=Where(str(output)), fix="remove it, or choose another name")
+    container = check_output(codec, output, overwrite=overwrite)
     given = options or ExportOptions()
     chosen = _with_files(given, container, output)
     with contextlib.closing(_Job(source, codec, container, output, chosen)) as job:
@@ -95,10 +91,25 @@ def export(  # noqa: PLR0917 (all but the first three are options)
         return job.finish()
 
 
+def check_output(codec: Codec, output: Path, *, overwrite: bool) -> Container:
+    """What an output is written into.
+
+    Raises:
+        OptionError: the format is not written into such a file, or it is there.
+    """
+    container = container_of(codec, output)
+    if not overwrite:
+        _check_missing(output)
+    if output.is_dir() and any(output.iterdir()):
+        why = "is a folder with files in it, which may be more than an export"
+        raise OptionError(why, where=Where(str(output)), fix="remove it, or choose another name")
+    return container
+
+
 def _check_missing(output: Path) -> None:
     if output.exists():
         fix = "choose another name, or replace it with overwrite (--overwrite)"
-        raise DataError("is there already", where=Where(str(output)), fix=fix)
+        raise OptionError("is there already", where=Where(str(output)), fix=fix)
 
 
 def _with_files(options: ExportOptions, container: Container, output: Path) -> ExportOptions:
@@ -141,7 +152,7 @@ class _Job:
             self._save()
             return
         if state["job"] != self.job:
-            raise DataError(
+            raise OptionError(
                 "an export of other trajectories, or in another way, was broken off here",
                 where=Where(str(self.cursor)),
                 fix="repeat it as it was, or begin again with restart (--restart)",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from orchard.data.errors import DataError
+from orchard.data.errors import OptionError
 
 if TYPE_CHECKING:
     from orchard.data.counting import TokenCounter
@@ -50,7 +50,7 @@ class ExportOptions:
         files: folder beside the output for bodies.
 
     Raises:
-        DataError: an option has no such value.
+        OptionError: an option has no such value.
     """
 
     loss: str = "resolved"
@@ -66,4 +66,4 @@ class ExportOptions:
         known = {"loss": LOSSES, "truncate": TRUNCATIONS, "recipe": tuple(RECIPES)}
         for name, values in known.items():
             if getattr(self, name) not in values:
-                raise DataError(f"{name} is {getattr(self, name)!r}", fix=f"use one of {', '.join(values)}")
+                raise OptionError(f"{name} is {getattr(self, name)!r}", fix=f"use one of {', '.join(values)}")

@@ -14,11 +14,13 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from orchard.data.nodes import Node
+from orchard.trajectory.v1 import trajectory_pb2 as pb
 
 M = TypeVar("M", bound=Message)
 
 _FLOATS: Final = frozenset({FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT})
 _NOT_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_STATES: Final = tuple(name for name, number in pb.RewardState.items() if number)
 _SCALAR: Final = 0
 _FLOAT: Final = 1
 _ENUM: Final = 2
@@ -91,6 +93,22 @@ def from_plain(node: Node, message: M) -> M:
         except (TypeError, ValueError, KeyError, AttributeError):
             Node(value, node.where.at(key)).fail("does not fit: it is of another type, or out of range")
     return message
+
+
+def trajectory_of(node: Node) -> pb.Trajectory:
+    """The description of a trajectory.
+
+    Raises:
+        DataError: as `from_plain`, or a reward does not say whether it is a number.
+    """
+    made = from_plain(node, pb.Trajectory())
+    places = [(node.where.at("rewards").at(index), reward) for index, reward in enumerate(made.rewards)]
+    if made.HasField("outcome"):
+        places.append((node.where.at("outcome"), made.outcome))
+    for where, reward in places:
+        if reward.state == pb.REWARD_STATE_UNSPECIFIED:
+            Node(None, where.at("state")).fail("is missing", f"use one of {', '.join(_STATES)}")
+    return made
 
 
 def _set(message: Message, known: tuple[FieldDescriptor, int, bool], value: Any, node: Node) -> None:

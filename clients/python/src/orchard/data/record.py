@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from orchard.data.errors import DataError
+from orchard.data.errors import DataError, Where
 from orchard.rewards.scores import Abstained, Excluded, Score, Scored
 from orchard.trajectory.v1 import trajectory_pb2 as pb
 
@@ -28,12 +28,14 @@ class Record:
         steps: by index, without holes.
         values: values and credit of steps.
         bodies: images and large texts by SHA-256; may read them when they are asked for.
+        where: the file that it was read from, and the line; empty for any other.
     """
 
     trajectory: pb.Trajectory
     steps: Sequence[pb.Step]
     values: Sequence[pb.StepValue] = ()
     bodies: Mapping[str, bytes] = field(default_factory=dict)
+    where: Where = field(default=Where(), compare=False)
 
     @property
     def id(self) -> str:
@@ -50,6 +52,19 @@ class Record:
         """Whether its outcome is a success; None where no number says so."""
         score = self.score
         return score.value > 0 if isinstance(score, Scored) else None
+
+    def described(self, *, dataset: str = "", labels: Mapping[str, str] | None = None) -> Record:
+        """The same in a dataset, in place of its own, and with these labels beside its own.
+
+        Args:
+            dataset: empty: its own.
+            labels: by key; one of its own that has such a key is replaced.
+        """
+        trajectory = pb.Trajectory()
+        trajectory.CopyFrom(self.trajectory)
+        trajectory.task.dataset = dataset or trajectory.task.dataset
+        trajectory.labels.update(labels or {})
+        return replace(self, trajectory=trajectory)
 
     def values_named(self, name: str) -> dict[int, float]:
         """The newest value of this name for each step that has one."""

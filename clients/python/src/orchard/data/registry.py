@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from orchard.data.codecs.base import Codec, Container
-from orchard.data.errors import DataError, MissingExtraError, Where
+from orchard.data.codecs.base import Codec, Container, Reader
+from orchard.data.errors import DataError, MissingExtraError, OptionError, Where
+from orchard.data.nodes import kind_of, read_document, read_lines
 from orchard.data.record import Record
 from orchard.data.report import Report
 
@@ -62,7 +64,7 @@ def codec(name: str) -> Codec:
     """
     found = codecs().get(name)
     if found is None:
-        raise DataError(f"there is no format {name!r}", fix=f"use one of {', '.join(codecs())}")
+        raise OptionError(f"there is no format {name!r}", fix=f"use one of {', '.join(codecs())}")
     return found
 
 
@@ -83,15 +85,29 @@ def detect(path: Path) -> Codec:
         DataError: it is none that can be read, or it is not there.
     """
     if not path.exists():
-        raise DataError("is not there", where=Where(str(path)), fix="check the path")
+        raise OptionError("is not there", where=Where(str(path)), fix="check the path")
     for one in readable():
         named = any(fnmatch.fnmatch(path.name, pattern) for pattern in one.patterns)
         if (named or (not one.patterns and path.is_dir())) and (one.sniff is None or _sniffs(one, path)):
             return one
+    raise _unknown(path)
+
+
+def _unknown(path: Path) -> DataError:
+    """What is wrong with a file or folder that is of no format."""
+    where, more = Where(str(path)), ""
+    if path.is_file() and path.suffix in {".json", ".jsonl"}:
+        try:
+            first = next(read_lines(path), None) if path.suffix == ".jsonl" else read_document(path)
+        except DataError as error:
+            return DataError("is empty", where=where) if not path.stat().st_size else error
+        if first is None:
+            return DataError("is empty, but for empty lines" if path.stat().st_size else "is empty", where=where)
+        where, more = first.where, f"is {kind_of(first.value)}, and "
+        if isinstance(first.value, dict):
+            more = f"has the fields {', '.join(map(repr, list(first.value)[:8])) or '(none)'}, and "
     names = ", ".join(one.name for one in readable())
-    raise DataError(
-        "is of no format that is known", where=Where(str(path)), fix=f"name it with format (--from): {names}"
-    )
+    return DataError(f"{more}is of no format that is known", where=where, fix=f"name it with format (--from): {names}")
 
 
 def _sniffs(one: Codec, path: Path) -> bool:
@@ -114,15 +130,50 @@ def read(path: Path, *, format: str = "", report: Report | None = None) -> Itera
     Raises:
         DataError: something in it is wrong; the error names file, line and field.
     """
-    fix = f"use one of {', '.join(one.name for one in readable())}"
-    if format and format not in codecs():
-        raise DataError(f"there is no format {format!r}", fix=fix)
-    one = codecs()[format] if format else detect(path)
-    if one.read is None:
-        raise DataError(f"the format {one.name!r} can be written, not read", fix=fix)
+    one, reader = reader_of(format) if format else reader_of(detect(path).name)
     if not path.exists():
-        raise DataError("is not there", where=Where(str(path)), fix="check the path")
-    return one.read(path, report or Report())
+        raise OptionError("is not there", where=Where(str(path)), fix="check the path")
+    return _reading(one, reader, path, report or Report())
+
+
+def reader_of(name: str) -> tuple[Codec, Reader]:
+    """A format that can be read, and what reads it.
+
+    Raises:
+        OptionError: there is none of this name, or it can only be written.
+    """
+    fix = f"use one of {', '.join(one.name for one in readable())}"
+    if name not in codecs():
+        raise OptionError(f"there is no format {name!r}", fix=fix)
+    one = codecs()[name]
+    if one.read is None:
+        raise OptionError(f"the format {name!r} can be written, not read", fix=fix)
+    return one, one.read
+
+
+def _reading(one: Codec, reader: Reader, path: Path, report: Report) -> Iterator[Record]:
+    try:
+        for record in reader(path, report):
+            yield record if record.where.file else replace(record, where=Where(str(path)))
+    except DataError as error:
+        other = _other_format(one, path, error.where)
+        if other is None:
+            raise
+        raise DataError(
+            f"is of the format {other!r}, where the lines before are of {one.name!r}",
+            where=error.where.whole,
+            fix="give each format a file of its own",
+        ) from error
+
+
+def _other_format(one: Codec, path: Path, where: Where) -> str | None:
+    """The format of a line that is none of its file's; None: of no other either."""
+    if where.line <= 1 or where.file != str(path) or path.suffix != ".jsonl" or one.fits is None:
+        return None
+    value = next((line.value for line in read_lines(path) if line.where.line == where.line), None)
+    if one.fits(value):
+        return None
+    return next((other.name for other in readable() if other.fits is not None and other.fits(value)), None)
 
 
 def container_of(one: Codec, output: Path) -> Container:
@@ -133,12 +184,12 @@ def container_of(one: Codec, output: Path) -> Container:
     """
     if not one.writes:
         fix = f"use one of {', '.join(codec.name for codec in writable())}"
-        raise DataError(f"the format {one.name!r} can be read, not written", fix=fix)
+        raise OptionError(f"the format {one.name!r} can be read, not written", fix=fix)
     suffix = output.suffix
     found = next((container for container in one.containers if container.value and container.value == suffix), None)
     if found is None and Container.FOLDER in one.containers and not suffix:
         found = Container.FOLDER
     if found is None:
         ends = ", ".join(f"*{container.value}" if container.value else "a folder" for container in one.containers)
-        raise DataError(f"{one.name} is not written into {output.name!r}", fix=f"write {ends}")
+        raise OptionError(f"{one.name} is not written into {output.name!r}", fix=f"write {ends}")
     return found

@@ -10,7 +10,7 @@ from typing import Final, Protocol, Self
 
 from orchard.data.errors import DataError
 from orchard.data.record import Record
-from orchard.data.registry import read
+from orchard.data.registry import read, reader_of
 from orchard.data.report import Report
 from orchard.trajectory.v1 import trajectory_pb2 as pb
 
@@ -63,11 +63,18 @@ class FileSource(_Fixed):
         paths: what to read.
         format: of all of them; empty: told by each one's name and beginning.
         report: collects what could not be carried.
+
+    Raises:
+        OptionError: the format is none that can be read.
     """
 
     paths: tuple[Path, ...]
     format: str = ""
     report: Report = field(default_factory=Report)
+
+    def __post_init__(self) -> None:
+        if self.format:
+            reader_of(self.format)
 
     @property
     def identity(self) -> str:

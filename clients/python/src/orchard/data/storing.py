@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from orchard._client.errors import TrajectoryNotFound, TrajectorySealed, Unimplemented, WriterConflict
+from orchard._client.errors import (
+    OrchardError,
+    TrajectoryNotFound,
+    TrajectorySealed,
+    Unimplemented,
+    WriterConflict,
+)
 from orchard.data.record import Record, blob_of, body_of
 from orchard.data.sources import hash_of
 from orchard.trajectory.v1 import trajectory_pb2 as pb
@@ -66,7 +73,13 @@ def store(client: SandboxClient, record: Record, *, take_over: bool = False) -> 
         AlreadyExists: another trajectory has its id.
         WriterConflict: the platform has it open, and no import began it.
         InvalidArgument: a value breaks a rule of the platform.
+        Each names the file and the line that the trajectory was read from.
     """
+    with _placed(record):
+        return _store(client, record, take_over)
+
+
+def _store(client: SandboxClient, record: Record, take_over: bool) -> Stored:
     from orchard._client.trajectories import convert
 
     trajectory = record.trajectory
@@ -147,7 +160,8 @@ class _Together:
         judged = len(record.trajectory.rewards) <= _CALL_REWARDS and len(record.values) <= _ANNOTATE_VALUES
         if not self._possible or size > _LONGEST_BYTES or not judged:
             return False
-        self._messages.append(_message_of(self._client, record, self._take_over))
+        with _placed(record):
+            self._messages.append(_message_of(self._client, record, self._take_over))
         self._records[record.id] = record
         self._size += size
         self._held += _held_of(record)
@@ -174,8 +188,12 @@ class _Together:
         except Unimplemented:
             self._possible = False
             yield from self._each(records)
-        except WriterConflict as error:
-            raise _taken(error.metadata["trajectory_id"]) from error
+        except OrchardError as error:
+            refused = error.metadata.get("trajectory_id", "")
+            with _placed(records.get(refused)):
+                if isinstance(error, WriterConflict):
+                    raise _taken(refused) from error
+                raise
         else:
             for one in stored:
                 yield Stored(one.trajectory_id, len(records[one.trajectory_id].steps), not one.was_sealed)
@@ -188,6 +206,19 @@ class _Together:
         """Wait no longer for those that are under way."""
         if self._under_way is not None:
             self._under_way[0].cancel()
+
+
+@contextmanager
+def _placed(record: Record | None) -> Iterator[None]:
+    """What is wrong with a trajectory names the file and the line that it was read from."""
+    try:
+        yield
+    except OrchardError as error:
+        where = record.where if record is not None else None
+        if where is not None and where.file and "file" not in error.metadata:
+            error.message = f"{where}: {error.message}"
+            error.metadata = {**error.metadata, "file": where.file, "line": str(where.line)}
+        raise
 
 
 def _size_of(record: Record) -> int:

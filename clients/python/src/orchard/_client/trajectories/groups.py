@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchard._client.convert import enum_value, time_of
+from orchard._client.errors import InvalidArgument
 from orchard._client.paging import paged
 from orchard._client.trajectories import convert, options
 from orchard._client.trajectories.types import Task
@@ -18,6 +19,7 @@ from orchard._client.units import Seconds, duration
 from orchard.trajectory.v1 import group_service_pb2 as pb
 
 _LEASE_SECONDS: Final = 3600.0
+_MOST_SAMPLES: Final = 10_000
 
 
 class SampleOutcome(enum.StrEnum):
@@ -35,11 +37,11 @@ class RolloutPlan:
     """How a prompt is sampled (balanced adaptive rollout)."""
 
     group_size: int = 4
-    """Members of a group."""
+    """Members of a group, 1 to 10,000."""
     maximum: int = 8
-    """Samples at most."""
+    """Samples at most, up to 10,000."""
     stride: int = 8
-    """Samples between two tries to make a group."""
+    """Samples between two tries to make a group, 1 to 10,000."""
     low: float = 0.25
     """Least share of positive members."""
     high: float = 0.75
@@ -151,19 +153,8 @@ class AsyncGroups:
             AlreadyExists: it exists with another plan.
             InvalidArgument: a plan that cannot be.
         """
-        wanted = plan or RolloutPlan()
         request = pb.CreateGroupRequest(
-            group_id=group_id,
-            task=options.task_message(task),
-            plan=pb.RolloutPlan(
-                group_size=wanted.group_size,
-                maximum=wanted.maximum,
-                stride=wanted.stride,
-                low=wanted.low,
-                high=wanted.high,
-                need_positive=wanted.need_positive,
-                eager=wanted.eager,
-            ),
+            group_id=group_id, task=options.task_message(task), plan=_plan_message(plan or RolloutPlan())
         )
         response = await self._transport.unary(lambda c: c.group.CreateGroup, request)
         return GroupStart(_group(response.group), tuple(response.start))
@@ -259,6 +250,29 @@ class AsyncGroups:
         states = {None: pb.GROUP_STATE_UNSPECIFIED, True: pb.GROUP_STATE_CLOSED, False: pb.GROUP_STATE_OPEN}
         request = pb.ListGroupsRequest(page_size=1000, state=states[closed], datasets=datasets)
         return paged(self._transport, lambda c: c.group.ListGroups, request, lambda page: page.groups, _group)
+
+
+def _plan_message(plan: RolloutPlan) -> pb.RolloutPlan:
+    """To the wire, where a 0 would stand for the default.
+
+    Raises:
+        InvalidArgument: a number is out of its bounds.
+    """
+    for name in ("group_size", "maximum", "stride"):
+        number = getattr(plan, name)
+        if not isinstance(number, int) or not 1 <= number <= _MOST_SAMPLES:
+            raise InvalidArgument.of(
+                f"plan.{name}", f"must be a whole number from 1 to {_MOST_SAMPLES:,}, not {number!r}"
+            )
+    return pb.RolloutPlan(
+        group_size=plan.group_size,
+        maximum=plan.maximum,
+        stride=plan.stride,
+        low=plan.low,
+        high=plan.high,
+        need_positive=plan.need_positive,
+        eager=plan.eager,
+    )
 
 
 def _group(message: pb.Group) -> Group:

@@ -132,6 +132,16 @@ class AsyncRecording:
             raise RuntimeError("a recording is used within `async with`")
         return self._trajectory, self._buffer
 
+    def _check_running(self) -> None:
+        """Raise TrajectorySealed once it has ended: what is added then would be stored by nobody."""
+        trajectory_id = self.trajectory_id
+        if self not in self._session.recordings:
+            raise errors.TrajectorySealed(
+                f"the recording of {trajectory_id!r} has ended, and its trajectory takes no more; add within the "
+                "`with` block",
+                metadata={"trajectory_id": trajectory_id},
+            )
+
     @property
     def trajectory_id(self) -> str:
         """Its trajectory's id."""
@@ -148,7 +158,9 @@ class AsyncRecording:
 
         Raises:
             InvalidArgument: a step breaks a rule.
+            TrajectorySealed: the block has ended.
         """
+        self._check_running()
         made = [_timed(prepared(step)) for step in steps]
         self._commands.make()
         self._take(made)
@@ -158,6 +170,7 @@ class AsyncRecording:
 
         Raises:
             InvalidArgument: a step breaks a rule.
+            TrajectorySealed: the block has ended.
             OrchardError: they cannot be stored.
         """
         self.add(*steps)
@@ -179,7 +192,11 @@ class AsyncRecording:
     def attach(self, sandbox: AsyncSandbox) -> None:
         """Record the sandbox's commands that are run through this client from now on: each as a tool call, its output
         as the observation. For harnesses that do not add the model's messages themselves.
+
+        Raises:
+            TrajectorySealed: the block has ended.
         """
+        self._check_running()
         self._attached.add(sandbox.sandbox_id)
         self._session.observers.add(sandbox.sandbox_id, self._commands)
 
@@ -205,7 +222,13 @@ class AsyncRecording:
         await self.annotate(rewards=Reward.scored(value, name=name, judge=judge, version=version))
 
     def end(self, status: TrajectoryStatus | str, message: str = "") -> None:
-        """Say how it is to be sealed, whatever happens: "completed", "failed" (a step limit, say) or "aborted"."""
+        """Say how it is to be sealed, whatever happens: "completed", "failed" (a step limit, say) or "aborted".
+
+        Raises:
+            InvalidArgument: there is no such status.
+            TrajectorySealed: the block has ended.
+        """
+        self._check_running()
         convert.status_number("status", status)
         self._end = (status, message)
 

@@ -273,7 +273,11 @@ _ENDS: Final = {
 def sniff(path: Path) -> bool:
     """Whether the document, or its first line, says so."""
     first: Node | None = next(read_lines(path), None) if path.suffix == ".jsonl" else read_document(path)
-    value = first.value if first else None
+    return first is not None and fits(first.value)
+
+
+def fits(value: Any) -> bool:
+    """Whether a document says so."""
     return isinstance(value, dict) and str(value.get("schema_version", "")).startswith("ATIF-")
 
 
@@ -284,6 +288,7 @@ CODEC: Final = Codec(
     lossless=True,
     patterns=("*.json", "*.jsonl"),
     sniff=sniff,
+    fits=fits,
     read=read,
     rows=rows,
     containers=(Container.FOLDER, Container.JSONL),

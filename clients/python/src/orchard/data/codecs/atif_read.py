@@ -13,7 +13,7 @@ from typing import Any, Final
 from orchard.data.bodies import MEDIA_TYPES
 from orchard.data.errors import DataError
 from orchard.data.nodes import Node, compact, read_document, read_lines
-from orchard.data.protos import from_plain
+from orchard.data.protos import from_plain, trajectory_of
 from orchard.data.record import Record, blob_of, valid_id
 from orchard.data.report import Report
 from orchard.data.timestamps import parse_time
@@ -99,7 +99,7 @@ class _Document:
         trajectory = self._describe(rollout)
         values = self._values()
         self.report.records += 1
-        yield Record(trajectory, self.steps, values, self.bodies)
+        yield Record(trajectory, self.steps, values, self.bodies, self.node.where.whole)
         for child in self.node.items_of("subagent_trajectories"):
             document = _Document(child, self.folder / f"{self.stem}.json", self.report)
             document.stem = f"{self.stem}-{child.text_of('trajectory_id')}"
@@ -112,7 +112,7 @@ class _Document:
         ours = self._ours(node)
         trajectory = pb.Trajectory()
         if ours is not None and (described := ours.get("trajectory")):
-            trajectory = from_plain(described, pb.Trajectory())
+            trajectory = trajectory_of(described)
         trajectory.trajectory_id = valid_id(node.text_of("trajectory_id"), node.text_of("session_id"), self.stem)
         session = node.text_of("session_id")
         if not ours:

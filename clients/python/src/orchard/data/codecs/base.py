@@ -78,6 +78,7 @@ class Codec:
         lossless: whether what it carries comes back as it was: written and read, or read and written.
         patterns: names of files that are of this format.
         sniff: whether a file with such a name is; None: the name says it.
+        fits: whether the value of a line is of this format, where it is one of lines.
         read: the trajectories of a file or folder, one after another.
         rows: the rows of a trajectory, apart from all others.
         group_rows: the rows of a group.
@@ -91,6 +92,7 @@ class Codec:
     lossless: bool = False
     patterns: tuple[str, ...] = ()
     sniff: Callable[[Path], bool] | None = None
+    fits: Callable[[Any], bool] | None = None
     read: Reader | None = None
     rows: Rows | None = None
     group_rows: GroupRows | None = None

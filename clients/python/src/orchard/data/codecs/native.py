@@ -10,7 +10,7 @@ from orchard.data.bodies import FolderBodies, extension
 from orchard.data.codecs.base import EVERYTHING, Codec, Container, Row
 from orchard.data.nodes import read_lines
 from orchard.data.options import ExportOptions
-from orchard.data.protos import from_plain, to_plain
+from orchard.data.protos import from_plain, to_plain, trajectory_of
 from orchard.data.record import Record, body_of, valid_id
 from orchard.data.report import Report
 from orchard.trajectory.v1 import trajectory_pb2 as pb
@@ -29,7 +29,7 @@ def read(path: Path, report: Report) -> Iterator[Record]:
         if Path(folder).name != folder:
             line.need("files").fail(f"is {folder!r}", "it must be the name of a folder beside the file")
         bodies = FolderBodies(path.parent / folder)
-        trajectory = from_plain(line.need("trajectory"), pb.Trajectory())
+        trajectory = trajectory_of(line.need("trajectory"))
         if valid_id(trajectory.trajectory_id) != trajectory.trajectory_id:
             fix = "use 1 to 128 of A-Z, a-z, 0-9, '-', '_', '.', beginning with a letter or digit"
             line.need("trajectory").need("trajectory_id").fail(f"is {trajectory.trajectory_id!r}", fix)
@@ -38,7 +38,7 @@ def read(path: Path, report: Report) -> Iterator[Record]:
             if step.index != position:
                 line.need("steps").fail(f"has index {step.index} at position {position}", "steps have no holes")
         values = [from_plain(value, pb.StepValue()) for value in line.items_of("values")]
-        yield Record(trajectory, steps, values, bodies)
+        yield Record(trajectory, steps, values, bodies, line.where)
 
 
 def rows(record: Record, options: ExportOptions, report: Report) -> Iterator[Row]:
@@ -65,6 +65,11 @@ def sniff(path: Path) -> bool:
     return b'"format"' in line[:200] and _VERSION.encode() in line[:200]
 
 
+def fits(value: Any) -> bool:
+    """Whether the value of a line says so."""
+    return isinstance(value, dict) and value.get("format") == _VERSION
+
+
 CODEC: Final = Codec(
     name="orchard",
     summary="This project's own: a trajectory a line, bodies in a folder beside it. Loses nothing.",
@@ -72,6 +77,7 @@ CODEC: Final = Codec(
     lossless=True,
     patterns=("*.jsonl",),
     sniff=sniff,
+    fits=fits,
     read=read,
     rows=rows,
     containers=(Container.JSONL,),

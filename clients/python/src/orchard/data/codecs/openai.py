@@ -1,13 +1,14 @@
 """OpenAI chat messages, a conversation a line: `{"messages": [...], "tools": [...], ...}`.
 
-Whatever else a line has is kept as the trajectory's metadata. Written from one of this project's trajectories, a line
+Whatever else a line has is kept as the trajectory's metadata; what has a place in a description, such as a reward, is
+told to be no more than that. Written from one of this project's trajectories, a line
 has an `orchard` object with its description, so that it comes back whole.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,13 +16,20 @@ from orchard.data.codecs.base import Carries, Codec, Container, Row
 from orchard.data.messages import inline_images, message_of, step_of
 from orchard.data.nodes import Node, compact, parse_object, read_lines
 from orchard.data.options import ExportOptions
-from orchard.data.protos import from_plain, to_plain
+from orchard.data.protos import to_plain, trajectory_of
 from orchard.data.record import Record, valid_id
 from orchard.data.report import Report
 from orchard.data.training.conversations import conversations
 from orchard.trajectory.v1 import trajectory_pb2 as pb
 
 _KNOWN: Final = frozenset({"messages", "tools", "id", "orchard"})
+_REWARDS: Final = frozenset({"reward", "rewards", "score", "outcome"})
+_REWARD_PLACE: Final = '{"rewards": [{"name": "outcome", "state": "REWARD_STATE_SCORED", "value": 1}]}'
+_TASK: Final = frozenset(field.name for field in pb.Task.DESCRIPTOR.fields)
+_DESCRIPTION: Final = frozenset(
+    {"attempt", "group_id", "harness", "labels", "model", "policy_version", "rollout_id", "status", "teacher"}
+)
+"""Fields of a description that a line may have in the wrong place."""
 _ID_KEYS: Final = ("id", "trajectory_id", "custom_id")
 
 
@@ -31,7 +39,7 @@ def read(path: Path, report: Report) -> Iterator[Record]:
         bodies: dict[str, bytes] = {}
         steps = [step_of(message, index, bodies) for index, message in enumerate(line.need("messages").array())]
         given = next((line.text_of(key) for key in _ID_KEYS if isinstance(line.object().get(key), str)), "")
-        trajectory = _described(line) or pb.Trajectory(status=pb.TRAJECTORY_STATUS_COMPLETED)
+        trajectory = _described(line)
         trajectory.trajectory_id = valid_id(given, f"{path.stem}-{line.where.line}")
         if tools := line.get("tools"):
             trajectory.tools_json = compact([tool.object() for tool in tools.array()])
@@ -39,15 +47,36 @@ def read(path: Path, report: Report) -> Iterator[Record]:
         if given and given != trajectory.trajectory_id:
             others["id"] = given
         if others:
+            _tell_metadata(others, trajectory, line, report)
             metadata = {**parse_object(trajectory.metadata_json), "openai": others}
             trajectory.metadata_json = compact(metadata)
         report.records += 1
-        yield Record(trajectory, steps, (), bodies)
+        yield Record(trajectory, steps, (), bodies, line.where)
 
 
-def _described(line: Node) -> pb.Trajectory | None:
+def _described(line: Node) -> pb.Trajectory:
     found = line.get("orchard")
-    return None if found is None else from_plain(found, pb.Trajectory())
+    made = pb.Trajectory() if found is None else trajectory_of(found)
+    if made.status == pb.TRAJECTORY_STATUS_UNSPECIFIED:
+        # Open are only those that say so: nobody writes what stands in a file.
+        made.status = pb.TRAJECTORY_STATUS_COMPLETED
+    return made
+
+
+def _tell_metadata(others: Mapping[str, Any], trajectory: pb.Trajectory, line: Node, report: Report) -> None:
+    """Report what is kept as metadata, and says what a description has a place for that is empty."""
+    for key in others:
+        if key in _REWARDS:
+            place, there = _REWARD_PLACE, bool(trajectory.rewards)
+        elif key in _TASK:
+            place, there = f'{{"task": {{"{key}": ...}}}}', bool(getattr(trajectory.task, key))
+        elif key in _DESCRIPTION:
+            place, there = f'{{"{key}": ...}}', key in {field.name for field, _ in trajectory.ListFields()}
+        else:
+            continue
+        if not there:
+            why = f'it is kept as metadata, which nothing filters, counts or trains by; give it as "orchard": {place}'
+            report.lost(key, why, line.where)
 
 
 def rows(record: Record, options: ExportOptions, report: Report) -> Iterator[Row]:
@@ -94,7 +123,12 @@ def note_losses(record: Record, report: Report) -> None:
 def sniff(path: Path) -> bool:
     """Whether the first line has messages."""
     first = next(read_lines(path), None)
-    return first is not None and isinstance(first.value, dict) and isinstance(first.value.get("messages"), list)
+    return first is not None and fits(first.value)
+
+
+def fits(value: Any) -> bool:
+    """Whether the value of a line has messages."""
+    return isinstance(value, dict) and isinstance(value.get("messages"), list)
 
 
 CODEC: Final = Codec(
@@ -106,6 +140,7 @@ CODEC: Final = Codec(
     lossless=True,
     patterns=("*.jsonl",),
     sniff=sniff,
+    fits=fits,
     read=read,
     rows=rows,
     containers=(Container.JSONL,),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -52,7 +52,7 @@ def read_swe(path: Path, report: Report) -> Iterator[Record]:
         trajectory.outcome.CopyFrom(_verdict(metadata.get("verify_status"), line, report))
         trajectory.rewards.append(trajectory.outcome)
         report.records += 1
-        yield Record(trajectory, steps, (), bodies)
+        yield Record(trajectory, steps, (), bodies, line.where)
 
 
 def _without_nulls(message: Node) -> Node:
@@ -162,7 +162,7 @@ def read_gui(path: Path, report: Report) -> Iterator[Record]:
         kept = parse_object(trajectory.metadata_json) | {"public_status": line.text_of("status")}
         trajectory.metadata_json = compact(kept)
         report.records += 1
-        yield Record(trajectory, steps, (), bodies)
+        yield Record(trajectory, steps, (), bodies, line.where)
 
 
 def _image(node: Node, bodies: dict[str, bytes]) -> pb.BlobReference:
@@ -216,13 +216,23 @@ def gui_rows(record: Record, options: ExportOptions, report: Report) -> Iterator
         yield Row(value, name)
 
 
-def _sniff(*columns: str) -> Any:
-    def sniff(path: Path) -> bool:
-        first = next(_lines(path), None)
-        value = first.value if first else None
+def _fits(*columns: str) -> Callable[[Any], bool]:
+    def fits(value: Any) -> bool:
         return isinstance(value, dict) and set(columns) <= set(value) and isinstance(value["metadata"], str)
 
+    return fits
+
+
+def _sniff(fits: Callable[[Any], bool]) -> Callable[[Path], bool]:
+    def sniff(path: Path) -> bool:
+        first = next(_lines(path), None)
+        return first is not None and fits(first.value)
+
     return sniff
+
+
+_SWE_FITS: Final = _fits("tools", "messages", "metadata")
+_GUI_FITS: Final = _fits("messages", "images", "reward", "status", "metadata")
 
 
 SWE: Final = Codec(
@@ -231,7 +241,8 @@ SWE: Final = Codec(
     carries=frozenset({Carries.TOOLS, Carries.TOOL_CALLS, Carries.REWARDS, Carries.METADATA}),
     lossless=True,
     patterns=("*.parquet", "*.jsonl"),
-    sniff=_sniff("tools", "messages", "metadata"),
+    sniff=_sniff(_SWE_FITS),
+    fits=_SWE_FITS,
     read=read_swe,
     rows=swe_rows,
     containers=(Container.PARQUET, Container.JSONL),
@@ -242,7 +253,8 @@ GUI: Final = replace(
     name="public-gui",
     summary="The public Orchard dataset's gui layout: a decision a row, with its images.",
     carries=frozenset({Carries.IMAGES, Carries.REWARDS, Carries.METADATA}),
-    sniff=_sniff("messages", "images", "reward", "status", "metadata"),
+    sniff=_sniff(_GUI_FITS),
+    fits=_GUI_FITS,
     read=read_gui,
     rows=gui_rows,
     schema=schemas.public_gui,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from orchard.data.codecs.base import Carries, Codec, Container, Row
 from orchard.data.nodes import Node, compact, parse_object, read_document, read_lines
@@ -48,7 +48,7 @@ def read(path: Path, report: Report) -> Iterator[Record]:
         else:
             report.lost("model_patch", "it is null: nothing was handed in", prediction.where)
         report.records += 1
-        yield Record(trajectory, steps)
+        yield Record(trajectory, steps, where=prediction.where.whole)
 
 
 def submission_step(index: int, text: str) -> pb.Step:
@@ -79,7 +79,12 @@ def rows(record: Record, options: ExportOptions, report: Report) -> Iterator[Row
 def sniff(path: Path) -> bool:
     """Whether the first prediction is one."""
     first = next(predictions(path), None)
-    return first is not None and isinstance(first.value, dict) and {"instance_id", "model_patch"} <= set(first.value)
+    return first is not None and fits(first.value)
+
+
+def fits(value: Any) -> bool:
+    """Whether a value is a prediction."""
+    return isinstance(value, dict) and {"instance_id", "model_patch"} <= set(value)
 
 
 CODEC: Final = Codec(
@@ -89,6 +94,7 @@ CODEC: Final = Codec(
     lossless=True,
     patterns=("*.jsonl", "*.json"),
     sniff=sniff,
+    fits=fits,
     read=read,
     rows=rows,
     containers=(Container.JSONL, Container.JSON),

@@ -18,7 +18,7 @@ from orchard.data import sources
 from orchard.data.curation.pipeline import Chosen, curate
 from orchard.data.curation.plan import Plan
 from orchard.data.errors import DataError, Where
-from orchard.data.export import Exported, Progress, export, hash_of_path, write_whole
+from orchard.data.export import Exported, Progress, check_output, export, hash_of_path, write_whole
 from orchard.data.nodes import Node, compact, read_document
 from orchard.data.registry import codec
 from orchard.data.sources import Source
@@ -71,6 +71,8 @@ def make_dataset(  # noqa: PLR0917 (all but the first three are options)
     """
     if not plan.format:
         raise DataError("the plan names no format", fix="add export: {format: sft}, or name one")
+    # Now, and not once everything was read.
+    check_output(codec(plan.format), output, overwrite=overwrite)
     manifest = output.with_name(output.name + ".manifest.json")
     report = output.with_name(output.name + ".report.jsonl")
     wanted = read_document(like) if like else None

@@ -11,7 +11,7 @@ from orchard.data.counting import Estimate, TokenCounter
 from orchard.data.curation.features import Features, features_of
 from orchard.data.curation.filters import Filter
 from orchard.data.curation.selectors import Selector
-from orchard.data.errors import DataError, Where
+from orchard.data.errors import DataError
 from orchard.data.sources import Source
 
 Step = Filter | Selector
@@ -109,7 +109,9 @@ def curate(source: Source, curation: Curation, progress: Callable[[int], None] |
     refused: dict[str, dict[int, str]] = {}
     for record, _ in source.records():
         if record.id in refused:
-            raise DataError(f"the trajectory {record.id!r} comes twice", where=Where(), fix="name each source once")
+            raise DataError(
+                f"the trajectory {record.id!r} comes twice", where=record.where, fix="name each source once"
+            )
         reasons = {}
         for number, step in enumerate(curation.steps):
             if isinstance(step, Filter) and (reason := step.reason(record, curation.counter)):

@@ -118,9 +118,8 @@ class SandboxServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSandbox(self, request, context):
-        """DeleteSandbox ends a sandbox and everything in it. It returns before that is gone, and from then on calls for it are
-        FAILED_PRECONDITION (SANDBOX_LOST); those through another gateway a moment later. Idempotent: deleting one that has ended
-        returns it as it is. Errors: NOT_FOUND.
+        """DeleteSandbox ends a sandbox and everything in it. Idempotent: deleting one that has ended returns it as it is.
+        Errors: NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -52,9 +52,8 @@ class SandboxServiceStub:
     UpdateSandbox: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.UpdateSandboxRequest, _sandbox_service_pb2.UpdateSandboxResponse]
     """UpdateSandbox moves the end of its time to live. Errors: NOT_FOUND, FAILED_PRECONDITION (it has ended)."""
     DeleteSandbox: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.DeleteSandboxRequest, _sandbox_service_pb2.DeleteSandboxResponse]
-    """DeleteSandbox ends a sandbox and everything in it. It returns before that is gone, and from then on calls for it are
-    FAILED_PRECONDITION (SANDBOX_LOST); those through another gateway a moment later. Idempotent: deleting one that has ended
-    returns it as it is. Errors: NOT_FOUND.
+    """DeleteSandbox ends a sandbox and everything in it. Idempotent: deleting one that has ended returns it as it is.
+    Errors: NOT_FOUND.
     """
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.HeartbeatRequest, _sandbox_service_pb2.HeartbeatResponse]
     """Heartbeat renews the leases of up to 1,000 sandboxes and says which of them are not alive."""
@@ -83,9 +82,8 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     UpdateSandbox: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.UpdateSandboxRequest, _sandbox_service_pb2.UpdateSandboxResponse]  # type: ignore[assignment]
     """UpdateSandbox moves the end of its time to live. Errors: NOT_FOUND, FAILED_PRECONDITION (it has ended)."""
     DeleteSandbox: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.DeleteSandboxRequest, _sandbox_service_pb2.DeleteSandboxResponse]  # type: ignore[assignment]
-    """DeleteSandbox ends a sandbox and everything in it. It returns before that is gone, and from then on calls for it are
-    FAILED_PRECONDITION (SANDBOX_LOST); those through another gateway a moment later. Idempotent: deleting one that has ended
-    returns it as it is. Errors: NOT_FOUND.
+    """DeleteSandbox ends a sandbox and everything in it. Idempotent: deleting one that has ended returns it as it is.
+    Errors: NOT_FOUND.
     """
     Heartbeat: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.HeartbeatRequest, _sandbox_service_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """Heartbeat renews the leases of up to 1,000 sandboxes and says which of them are not alive."""
@@ -147,9 +145,8 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sandbox_service_pb2.DeleteSandboxRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sandbox_service_pb2.DeleteSandboxResponse, _abc.Awaitable[_sandbox_service_pb2.DeleteSandboxResponse]]:
-        """DeleteSandbox ends a sandbox and everything in it. It returns before that is gone, and from then on calls for it are
-        FAILED_PRECONDITION (SANDBOX_LOST); those through another gateway a moment later. Idempotent: deleting one that has ended
-        returns it as it is. Errors: NOT_FOUND.
+        """DeleteSandbox ends a sandbox and everything in it. Idempotent: deleting one that has ended returns it as it is.
+        Errors: NOT_FOUND.
         """
 
     @_abc_1.abstractmethod

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import grpc
@@ -16,7 +17,7 @@ from orchard.exec.v1 import agent_service_pb2, agent_service_pb2_grpc
 from services.common.channel import connect
 from services.common.errors import FailedPreconditionError, NotFoundError, UnavailableError
 from services.common.observed import Observed
-from services.common.states import State
+from services.common.states import Reason, State
 from services.common.tasks import TaskGroup
 from services.common.tls import ClientTls
 from services.common.tokens import AGENT_TOKEN_KEY, Signer
@@ -27,6 +28,9 @@ _UNKNOWN_SECONDS: Final = 2.0
 _CHANNELS_KEPT: Final = 8192
 _SECRET_SECONDS: Final = 5.0
 _VERSION_SECONDS: Final = 5.0
+_LEAVING_SECONDS: Final = 60.0
+"""The watcher has told of a delete by then."""
+_LEAVING_KEPT: Final = 65_536
 
 
 @dataclass(slots=True)
@@ -54,6 +58,8 @@ class Agents:
         self._tasks = tasks
         self._tls = tls
         self._agents: OrderedDict[str, Agent] = OrderedDict()
+        self._leaving: OrderedDict[str, float] = OrderedDict()
+        """When deletes of sandboxes were accepted, by uid; the oldest first."""
 
     async def find(self, tenant: str, sandbox_id: str) -> Agent:
         """The agent of a READY sandbox. An id that is not known yet, or not READY yet, is waited for: 2 s.
@@ -78,6 +84,8 @@ class Agents:
             )
         if seen.state is not State.READY:
             raise _not_ready(seen)
+        if self._leaving.get(seen.uid, -math.inf) > time.monotonic() - _LEAVING_SECONDS:
+            raise _not_ready(replace(seen, state=State.DELETING, reason=Reason.REQUESTED))
         agent = self._of(seen)
         if not agent.works:
             await self._check_version(agent, seen.agent_version)
@@ -127,6 +135,14 @@ class Agents:
         agent = self._agents.pop(uid, None)
         if agent is not None:
             self._tasks.start(f"close agent {uid}", agent.channel.close(grace=1.0), forever=False)
+
+    def leave(self, uid: str) -> None:
+        """A delete was accepted: nothing goes to this sandbox any more, though the watcher has not told of it yet."""
+        now = time.monotonic()
+        self._leaving[uid] = now
+        self._leaving.move_to_end(uid)
+        while len(self._leaving) > _LEAVING_KEPT or next(iter(self._leaving.values())) <= now - _LEAVING_SECONDS:
+            self._leaving.popitem(last=False)
 
     def metadata(self, agent: Agent) -> tuple[str, str]:
         """The token that only this agent accepts."""

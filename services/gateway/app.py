@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import grpc
 import grpc.aio
 from orchard.admin.v1 import (
     audit_service_pb2_grpc,
@@ -49,7 +48,7 @@ from services.gateway.keys import Keys
 from services.gateway.node_client import NodeImages
 from services.gateway.proxy import AgentProxy, PrincipalProxy, ServiceProxy
 from services.gateway.scheduler_client import SchedulerClient
-from services.gateway.servicer import CreateServicer, KeyServicer, UsageServicer, VersionServicer, usage_terms
+from services.gateway.servicer import KeyServicer, SandboxServicer, UsageServicer, VersionServicer, usage_terms
 from services.gateway.servicer_audit import AuditServicer
 from services.gateway.servicer_endpoints import EndpointServicer
 from services.gateway.servicer_tenants import TenantServicer
@@ -178,14 +177,8 @@ def _pass_through(
     courier: SecretCourier,
 ) -> tuple[list[ServiceProxy], list[grpc.aio.Channel]]:
     """What is passed on to agents and to services behind the gateway, and the connections that it took."""
-    creates = CreateServicer(scheduler, courier)
-    create = grpc.unary_unary_rpc_method_handler(
-        creates.create,
-        request_deserializer=sandbox_service_pb2.CreateSandboxRequest.FromString,
-        response_serializer=sandbox_service_pb2.CreateSandboxResponse.SerializeToString,
-    )
-    overrides = {f"/{_SANDBOX.full_name}/CreateSandbox": create}
-    creates.proxy = sandboxes = PrincipalProxy(scheduler.channel, signer, telemetry, _SANDBOX, overrides=overrides)
+    sandboxes = PrincipalProxy(scheduler.channel, signer, telemetry, _SANDBOX)
+    sandboxes.override(SandboxServicer(scheduler, courier, agents, sandboxes.metadata).handlers())
     commands = AgentProxy(agents, telemetry, _EXEC, _FILES, _PORTS, on_secret_pending=courier.deliver_again)
     proxies: list[ServiceProxy] = [commands, sandboxes]
     channels: list[grpc.aio.Channel] = []

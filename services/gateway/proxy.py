@@ -247,7 +247,7 @@ class AgentProxy(ServiceProxy):
 
 
 class PrincipalProxy(ServiceProxy):
-    """Services behind the gateway that accept its word on who calls; `overrides` replace some methods."""
+    """Services behind the gateway that accept its word on who calls."""
 
     def __init__(
         self,
@@ -255,13 +255,15 @@ class PrincipalProxy(ServiceProxy):
         signer: Signer,
         telemetry: Telemetry | None,
         *services: ServiceDescriptor,
-        overrides: Mapping[str, Handler] | None = None,
     ) -> None:
         self._channel = channel
         self._signer = signer
         self._telemetry = telemetry
         super().__init__(*services)
-        self._handlers.update(overrides or {})
+
+    def override(self, handlers: Mapping[str, Handler]) -> None:
+        """Serve some methods otherwise, by their paths."""
+        self._handlers.update(handlers)
 
     def _unary_unary(self, method: MethodDescriptor) -> Callable[[bytes, Context], Awaitable[bytes]]:
         send: Any = self._channel.unary_unary(_path_of(method))

@@ -1,4 +1,4 @@
-"""The gateway's own calls to the scheduler: creates, whose secrets it keeps back, and reports of activity."""
+"""The gateway's own calls to the scheduler: creates, whose secrets it keeps back, deletes, and reports of activity."""
 
 from __future__ import annotations
 
@@ -42,6 +42,17 @@ class SchedulerClient:
         """Pass a create on. Raises grpc.aio.AioRpcError, which the interceptor passes to the caller."""
         response: Any = await self._sandboxes.CreateSandbox(request, metadata=metadata, timeout=timeout)
         assert isinstance(response, sandbox_service_pb2.CreateSandboxResponse)  # noqa: S101 (for the type checker)
+        return response
+
+    async def delete(
+        self,
+        request: sandbox_service_pb2.DeleteSandboxRequest,
+        metadata: tuple[tuple[str, str], ...],
+        timeout: float | None,
+    ) -> sandbox_service_pb2.DeleteSandboxResponse:
+        """Pass a delete on. Raises as `create`."""
+        response: Any = await self._sandboxes.DeleteSandbox(request, metadata=metadata, timeout=timeout)
+        assert isinstance(response, sandbox_service_pb2.DeleteSandboxResponse)  # noqa: S101 (for the type checker)
         return response
 
     async def is_over(self, who: Principal, sandbox_id: str, request_id: str) -> bool:

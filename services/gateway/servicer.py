@@ -1,11 +1,12 @@
-"""What the gateway serves itself: creates, keys, usage and the version. Proto to domain and back."""
+"""What the gateway serves itself: creates, deletes, keys, usage and the version. Proto to domain and back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 from orchard.admin.v1 import (
     admin_pb2,
@@ -25,37 +26,68 @@ from services.common.interceptor import note_target
 from services.common.pages import bad_token, decode_token, encode_token
 from services.common.validation import Fields, seconds_of
 from services.common.versions import MINIMUM_AGENT
+from services.gateway.agents_client import Agents
 from services.gateway.couriers import SecretCourier
 from services.gateway.keys import Keys
-from services.gateway.proxy import PrincipalProxy
 from services.gateway.scheduler_client import SchedulerClient
 from services.gateway.scopes import ADMIN, SCOPES, check_tenant, granted
 from services.gateway.store import ApiKey, GatewayStore, UsageSum, utc_now
+
+if TYPE_CHECKING:
+    from services.gateway.proxy import Handler
 
 _ROLES: Final = {admin_pb2.ROLE_USER: "user", admin_pb2.ROLE_ADMIN: "admin"}
 _ROLE_NUMBERS: Final = {name: number for number, name in _ROLES.items()}
 _YEARS_SECONDS: Final = 3650 * 86_400.0
 
 
-class CreateServicer:
-    """CreateSandbox: keeps the secret environment back and delivers it to the agent."""
+class SandboxServicer:
+    """The calls of SandboxService that take more than to be passed on.
 
-    def __init__(self, scheduler: SchedulerClient, courier: SecretCourier) -> None:
+    CreateSandbox: the secret environment is kept back and delivered to the agent. DeleteSandbox: once it is accepted
+    nothing goes to the sandbox from here.
+
+    Args:
+        metadata: what the proxy of the other calls sends along.
+    """
+
+    def __init__(
+        self,
+        scheduler: SchedulerClient,
+        courier: SecretCourier,
+        agents: Agents,
+        metadata: Callable[[], tuple[tuple[str, str], ...]],
+    ) -> None:
         self._scheduler = scheduler
         self._courier = courier
-        self.proxy: PrincipalProxy | None = None
+        self._agents = agents
+        self._metadata = metadata
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """They, by their paths."""
+        service = sandbox_service_pb2.DESCRIPTOR.services_by_name["SandboxService"].full_name
+        return {
+            f"/{service}/CreateSandbox": grpc.unary_unary_rpc_method_handler(
+                self.create,
+                request_deserializer=sandbox_service_pb2.CreateSandboxRequest.FromString,
+                response_serializer=sandbox_service_pb2.CreateSandboxResponse.SerializeToString,
+            ),
+            f"/{service}/DeleteSandbox": grpc.unary_unary_rpc_method_handler(
+                self.delete,
+                request_deserializer=sandbox_service_pb2.DeleteSandboxRequest.FromString,
+                response_serializer=sandbox_service_pb2.DeleteSandboxResponse.SerializeToString,
+            ),
+        }
 
     async def create(
         self, request: sandbox_service_pb2.CreateSandboxRequest, context: Any
     ) -> sandbox_service_pb2.CreateSandboxResponse:
         """See sandbox_service.proto."""
-        if self.proxy is None:
-            raise RuntimeError("the proxy is set by app.py")
         fields = Fields()
         fields.env("secret_env", request.secret_env)
         fields.done()
         secret = dict(request.secret_env)
-        metadata = self.proxy.metadata()
+        metadata = self._metadata()
         note_target(request.sandbox_id)
         if not secret:
             return await self._create(request, metadata, context)
@@ -71,6 +103,15 @@ class CreateServicer:
     ) -> sandbox_service_pb2.CreateSandboxResponse:
         response = await self._scheduler.create(request, metadata, context.time_remaining())
         note_target(response.sandbox.sandbox_id)
+        return response
+
+    async def delete(
+        self, request: sandbox_service_pb2.DeleteSandboxRequest, context: Any
+    ) -> sandbox_service_pb2.DeleteSandboxResponse:
+        """See sandbox_service.proto."""
+        note_target(request.sandbox_id)
+        response = await self._scheduler.delete(request, self._metadata(), context.time_remaining())
+        self._agents.leave(response.sandbox.uid)
         return response
 
 

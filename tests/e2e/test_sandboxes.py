@@ -76,6 +76,16 @@ async def test_an_id_that_lives_is_taken(wire: Wire) -> None:
     await wire.delete(name)
 
 
+async def test_what_is_deleted_runs_nothing_more(wire: Wire) -> None:
+    """Nobody has to wait for that after the delete."""
+    for _ in range(5):
+        name = await wire.ready()
+        await wire.delete(name)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await wire.run(name, "true")
+        assert (caught.value.code(), reason_of(caught.value)) == (grpc.StatusCode.FAILED_PRECONDITION, "SANDBOX_LOST")
+
+
 async def test_time_to_live_ends_it_and_can_be_extended(wire: Wire) -> None:
     longer = (await wire.create(ttl=seconds(10))).sandbox_id
     await wire.call(

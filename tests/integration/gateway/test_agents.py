@@ -8,6 +8,7 @@ import grpc.aio
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from orchard.exec.v1 import exec_service_pb2, exec_service_pb2_grpc
+from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2, sandbox_service_pb2_grpc
 
 from services.common.errors import (
     FailedPreconditionError,
@@ -56,6 +57,31 @@ async def test_what_is_not_known_is_missing_only_while_the_watcher_tells(tmp_pat
         await server.stop(None)
         with pytest.raises(UnavailableError):
             await gateway.agents.find("t", "x")
+
+
+async def test_nothing_goes_to_a_sandbox_whose_delete_was_accepted(tmp_path: Path) -> None:
+    """The watcher may be slow to tell; who deleted it need not wait for that."""
+    async with world_and_gateway(tmp_path) as (world, gateway, _server):
+        await gateway.server.start(f"unix:{tmp_path}/gateway")
+        async with grpc.aio.insecure_channel(f"unix:{tmp_path}/gateway") as channel:
+            delete = sandbox_service_pb2_grpc.SandboxServiceStub(channel).DeleteSandbox
+            request = sandbox_service_pb2.DeleteSandboxRequest(sandbox_id="x")
+            world.tell("x", "u1", State.READY)
+            await gateway.until_seen("x", "u1")
+            with pytest.raises(grpc.aio.AioRpcError):
+                await delete(request, timeout=BACKSTOP)
+            assert (await gateway.agents.find("t", "x")).uid == "u1"
+            world.records["x"] = sandbox_pb2.Sandbox(sandbox_id="x", uid="u1", state=sandbox_pb2.SANDBOX_STATE_DELETING)
+            assert (await delete(request, timeout=BACKSTOP)).sandbox == world.records["x"]
+            with pytest.raises(FailedPreconditionError, match="REQUESTED") as caught:
+                await gateway.agents.find("t", "x")
+            assert (caught.value.reason, caught.value.metadata["state"]) == ("SANDBOX_LOST", "DELETING")
+            # Whoever has the id next is another.
+            world.tell("x", "u1", State.DELETED)
+            world.tell("x", "u2", State.READY)
+            await gateway.until_seen("x", "u2")
+            assert (await gateway.agents.find("t", "x")).uid == "u2"
+        await gateway.server.stop(wake=gateway.proxy.end_streams)
 
 
 async def test_use_that_could_not_be_reported_is_reported_later(tmp_path: Path) -> None:

@@ -32,8 +32,9 @@ from services.common.tokens import Principal, Signer, generate_key
 from services.common.watch_cache import WatchCache
 from services.gateway.agents_client import Agents
 from services.gateway.couriers import SecretCourier
-from services.gateway.proxy import AgentProxy
+from services.gateway.proxy import AgentProxy, PrincipalProxy
 from services.gateway.scheduler_client import SchedulerClient
+from services.gateway.servicer import SandboxServicer
 
 BACKSTOP = 110
 WHO = Principal("t", "k", frozenset({"user"}))
@@ -77,6 +78,11 @@ class World(
         if not found:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no")
         return sandbox_service_pb2.GetSandboxResponse(sandbox=self.records[request.sandbox_id])
+
+    async def DeleteSandbox(self, request, context):
+        if request.sandbox_id not in self.records:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no")
+        return sandbox_service_pb2.DeleteSandboxResponse(sandbox=self.records[request.sandbox_id])
 
     async def ReportActivity(self, request, context):
         if self.refuse_reports:
@@ -164,7 +170,11 @@ class Gateway:
         self.server = Server(
             interceptor=CallInterceptor(authenticator=Caller()), health=Health(), service_names=[], reflection=False
         )
-        self.server.grpc_server.add_generic_rpc_handlers((self.proxy,))
+        service = sandbox_service_pb2.DESCRIPTOR.services_by_name["SandboxService"]
+        sandboxes = PrincipalProxy(self.scheduler.channel, signer, None, service)
+        servicer = SandboxServicer(self.scheduler, self.courier, self.agents, sandboxes.metadata)
+        sandboxes.override(servicer.handlers())
+        self.server.grpc_server.add_generic_rpc_handlers((self.proxy, sandboxes))
 
     def ended(self, seen: Observed) -> None:
         self.agents.forget(seen.uid)

@@ -118,7 +118,8 @@ class SandboxServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSandbox(self, request, context):
-        """DeleteSandbox ends a sandbox and everything in it. Idempotent: deleting one that has ended returns it as it is.
+        """DeleteSandbox ends a sandbox and everything in it. It returns before all of it is gone; its commands, files and ports are refused
+        from then on (SANDBOX_LOST), through another gateway a moment later. Idempotent: deleting one that has ended returns it as it is.
         Errors: NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

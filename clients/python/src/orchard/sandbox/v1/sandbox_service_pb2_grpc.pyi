@@ -52,7 +52,8 @@ class SandboxServiceStub:
     UpdateSandbox: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.UpdateSandboxRequest, _sandbox_service_pb2.UpdateSandboxResponse]
     """UpdateSandbox moves the end of its time to live. Errors: NOT_FOUND, FAILED_PRECONDITION (it has ended)."""
     DeleteSandbox: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.DeleteSandboxRequest, _sandbox_service_pb2.DeleteSandboxResponse]
-    """DeleteSandbox ends a sandbox and everything in it. Idempotent: deleting one that has ended returns it as it is.
+    """DeleteSandbox ends a sandbox and everything in it. It returns before all of it is gone; its commands, files and ports are refused
+    from then on (SANDBOX_LOST), through another gateway a moment later. Idempotent: deleting one that has ended returns it as it is.
     Errors: NOT_FOUND.
     """
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.HeartbeatRequest, _sandbox_service_pb2.HeartbeatResponse]
@@ -82,7 +83,8 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     UpdateSandbox: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.UpdateSandboxRequest, _sandbox_service_pb2.UpdateSandboxResponse]  # type: ignore[assignment]
     """UpdateSandbox moves the end of its time to live. Errors: NOT_FOUND, FAILED_PRECONDITION (it has ended)."""
     DeleteSandbox: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.DeleteSandboxRequest, _sandbox_service_pb2.DeleteSandboxResponse]  # type: ignore[assignment]
-    """DeleteSandbox ends a sandbox and everything in it. Idempotent: deleting one that has ended returns it as it is.
+    """DeleteSandbox ends a sandbox and everything in it. It returns before all of it is gone; its commands, files and ports are refused
+    from then on (SANDBOX_LOST), through another gateway a moment later. Idempotent: deleting one that has ended returns it as it is.
     Errors: NOT_FOUND.
     """
     Heartbeat: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.HeartbeatRequest, _sandbox_service_pb2.HeartbeatResponse]  # type: ignore[assignment]
@@ -145,7 +147,8 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sandbox_service_pb2.DeleteSandboxRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sandbox_service_pb2.DeleteSandboxResponse, _abc.Awaitable[_sandbox_service_pb2.DeleteSandboxResponse]]:
-        """DeleteSandbox ends a sandbox and everything in it. Idempotent: deleting one that has ended returns it as it is.
+        """DeleteSandbox ends a sandbox and everything in it. It returns before all of it is gone; its commands, files and ports are refused
+        from then on (SANDBOX_LOST), through another gateway a moment later. Idempotent: deleting one that has ended returns it as it is.
         Errors: NOT_FOUND.
         """
 

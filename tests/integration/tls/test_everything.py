@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 import pytest
 import pytest_asyncio
-from orchard import AsyncSandboxClient
+from orchard import AsyncSandboxClient, Judgement, Step
 
 from services.common.channel import connect
 from services.common.tls import ClientTls, TlsFiles
@@ -31,7 +31,9 @@ from tests.support.tls_stores import TlsServer, running_tls_postgres, running_tl
 ROOT = Path(__file__).parents[3]
 HOST = "127.0.0.1"
 BACKSTOP = 110
-SERVICES = ("watcher", "scheduler", "gateway")
+INSIDE = ("watcher", "scheduler", "trajectories", "judge")
+SERVICES = (*INSIDE, "gateway")
+WITH_TABLES = ("trajectories", "judge", "gateway")
 
 
 class Deployment:
@@ -46,6 +48,7 @@ class Deployment:
         self.public = MountedSecret(self.folder / "public", self.front.issue(HOST), self.front.pem)
         self.ports = {name: free_port() for name in SERVICES}
         (self.folder / "signing.pem").write_bytes(private_pem(node.signer_key))
+        (self.folder / "judges.json").write_text('[{"name": "scripted", "kind": "scripted"}]')
         self.node, self.postgres, self.redis = node, postgres, redis
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -71,6 +74,9 @@ class Deployment:
             **(self._of_gateway(secret) if name == "gateway" else {"ORCHARD_TLS_CLIENT_CA_FILE": str(secret.ca)}),
             **({} if name == "watcher" else {"ORCHARD_WATCHER_ADDRESS": self.address("watcher")}),
             **(_files("REDIS", self.redis) if name == "scheduler" else {}),
+            **(_files("DATABASE", self.postgres) if name in WITH_TABLES else {}),
+            "ORCHARD_OBJECT_STORE_URL": (self.folder / f"{name}-objects").as_uri(),
+            "ORCHARD_JUDGES_FILE": str(self.folder / "judges.json"),
         }
 
     def _of_gateway(self, secret: MountedSecret) -> dict[str, str]:
@@ -78,18 +84,19 @@ class Deployment:
             "ORCHARD_TLS_CLIENT_CERT_FILE": str(secret.cert),
             "ORCHARD_TLS_CLIENT_KEY_FILE": str(secret.key),
             "ORCHARD_SCHEDULER_ADDRESS": self.address("scheduler"),
+            "ORCHARD_TRAJECTORIES_ADDRESS": self.address("trajectories"),
+            "ORCHARD_JUDGE_ADDRESS": self.address("judge"),
             "ORCHARD_SIGNING_KEY_FILE": str(self.folder / "signing.pem"),
-            **_files("DATABASE", self.postgres),
         }
 
     def start(self, name: str) -> None:
         command = [sys.executable, "-m", f"services.{name}"]
         self.processes[name] = subprocess.Popen(command, env=self.environment(name), cwd=self.folder)
 
-    def gateway_command(self, *arguments: str) -> bytes:
-        command = [sys.executable, "-m", "services.gateway", *arguments]
+    def command(self, name: str, *arguments: str) -> bytes:
+        command = [sys.executable, "-m", f"services.{name}", *arguments]
         run = subprocess.run(
-            command, env=self.environment("gateway"), cwd=self.folder, stdout=subprocess.PIPE, timeout=BACKSTOP
+            command, env=self.environment(name), cwd=self.folder, stdout=subprocess.PIPE, timeout=BACKSTOP
         )
         assert run.returncode == 0
         return run.stdout
@@ -128,7 +135,8 @@ async def deployment(stores: tuple[TlsServer, TlsServer]) -> AsyncIterator[Deplo
     await node.start()
     deployment = Deployment(node, *stores)
     try:
-        deployment.gateway_command("migrate")
+        for name in WITH_TABLES:
+            deployment.command(name, "migrate")
         for name in SERVICES:
             deployment.start(name)
         for name in SERVICES:
@@ -139,15 +147,33 @@ async def deployment(stores: tuple[TlsServer, TlsServer]) -> AsyncIterator[Deplo
         await node.close()
 
 
-async def test_sandboxes_commands_and_files_work_and_everything_can_be_replaced_meanwhile(
+async def judged_and_kept(client: AsyncSandboxClient, number: int) -> None:
+    """A trajectory is followed while it is written, and judged."""
+    steps = (Step.user(f"Add the numbers, {number}."), Step.assistant("4"))
+    trajectory = await client.trajectories.create()
+    following = asyncio.ensure_future(_texts(client, trajectory.trajectory_id))
+    await trajectory.append(*steps)
+    await trajectory.seal()
+    assert await asyncio.wait_for(following, BACKSTOP) == [f"Add the numbers, {number}.", "4"]
+    verdict = await client.judge.run(Judgement("outcome", f"Add the numbers, {number}.", steps))
+    assert verdict.value in (0.0, 1.0), verdict
+    assert await client.judge.answer(verdict.votes[0].answers[0])
+
+
+async def _texts(client: AsyncSandboxClient, trajectory_id: str) -> list[str]:
+    return [step.text async for step in client.trajectories.follow(trajectory_id)]
+
+
+async def test_everything_works_and_can_be_replaced_meanwhile(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = json.loads(deployment.gateway_command("create-key", "--tenant", "acme", "--role", "user"))
+    made = json.loads(deployment.command("gateway", "create-key", "--tenant", "acme", "--role", "user"))
     monkeypatch.setenv("ORCHARD_CA_FILE", str(deployment.public.ca))
     endpoint = f"https://{deployment.address('gateway')}"
     async with AsyncSandboxClient(endpoint, api_key=made["secret"]) as client, client.create() as sandbox:
         await sandbox.write_file("/tmp/f", b"over TLS")
         assert (await sandbox.exec("cat /tmp/f")).stdout == "over TLS"
+        await judged_and_kept(client, 1)
         stream = sandbox.exec_stream("mkfifo /tmp/pipe; echo begun; cat /tmp/pipe", concurrent=True)
         parts = aiter(stream)
         assert (await anext(parts)).text == "begun\n"
@@ -161,19 +187,21 @@ async def test_sandboxes_commands_and_files_work_and_everything_can_be_replaced_
         deployment.replace_all(following, following.pem)
         deployment.public.replace(deployment.front.issue(HOST), deployment.front.pem)
 
-        # Whatever connected to this one connects anew, with files that have nothing in common with the first.
-        deployment.processes["watcher"].kill()
-        deployment.processes["watcher"].wait(BACKSTOP)
-        deployment.start("watcher")
+        # Whatever connected to these connects anew, with files that have nothing in common with the first.
+        for name in INSIDE:
+            deployment.processes[name].kill()
+            deployment.processes[name].wait(BACKSTOP)
+            deployment.start(name)
         for name in SERVICES:
             await wait_health(deployment.health(name), SERVING)
         async with client.create() as second:
             assert (await second.exec("echo new")).stdout == "new\n"
+        await judged_and_kept(client, 2)
         await sandbox.exec("echo more > /tmp/pipe")
         assert (await anext(parts)).text == "more\n"
 
 
-@pytest.mark.parametrize("service", ["watcher", "scheduler"])
+@pytest.mark.parametrize("service", INSIDE)
 async def test_services_inside_let_in_only_who_has_a_certificate_of_the_authority_inside(
     deployment: Deployment, service: str, tmp_path: Path
 ) -> None:

@@ -1,7 +1,7 @@
 """A model server on loopback that judges: OpenAI's chat completions and Anthropic's messages over real HTTP.
 
-It answers each request by the next of its behaviours, the last one for ever. The good ones do what a model does: they
-read the ticket and the shape of the answer from the request.
+It answers each request by the next of its behaviours, the last one for ever, or by that of a text that the request has.
+The good ones do what a model does: they read the ticket and the shape of the answer from the request.
 """
 
 from __future__ import annotations
@@ -37,14 +37,19 @@ _USAGES: dict[str, Any] = {
 
 
 class JudgeServer:
-    """See the module. Of what came so far: `requests`, the bodies; `headers`, lower case; `targets`, the addresses."""
+    """See the module. Of what came so far: `requests`, the bodies; `headers`, lower case; `targets`, the addresses.
+
+    `by_text`: how requests are answered that have a text; `message`: what an error says.
+    """
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.targets: list[str] = []
         self.behaviours: list[str] = [GOOD]
+        self.by_text: dict[str, str] = {}
         self.retry_after: str | None = None
+        self.message = "no"
         self.port = 0
         self.running = 0
         self.most_running = 0
@@ -75,7 +80,7 @@ class JudgeServer:
         self.requests.append(body)
         self.headers.append(headers)
         self.targets.append(first.split(" ")[1])
-        behaviour = self.behaviours.pop(0) if len(self.behaviours) > 1 else self.behaviours[0]
+        behaviour = self._behaviour_of(body)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         self.arrived.set()
@@ -83,6 +88,12 @@ class JudgeServer:
             return await self._answer(behaviour, body, writer, anthropic="/messages" in first)
         finally:
             self.running -= 1
+
+    def _behaviour_of(self, body: dict[str, Any]) -> str:
+        text = json.dumps(body) if self.by_text else ""
+        if found := [behaviour for part, behaviour in self.by_text.items() if part in text]:
+            return found[0]
+        return self.behaviours.pop(0) if len(self.behaviours) > 1 else self.behaviours[0]
 
     async def _answer(
         self, behaviour: str, body: dict[str, Any], writer: asyncio.StreamWriter, *, anthropic: bool
@@ -103,7 +114,7 @@ class JudgeServer:
         status, extra = "200 OK", ""
         if behaviour in _STATUSES:
             status = _STATUSES[behaviour]
-            payload = json.dumps({"error": {"message": "no", "type": "error"}, "type": "error"}).encode()
+            payload = json.dumps({"error": {"message": self.message, "type": "error"}, "type": "error"}).encode()
             extra = f"retry-after: {self.retry_after}\r\n" if self.retry_after else ""
         elif behaviour == "no completion":
             payload = b'{"status": "ok"}'

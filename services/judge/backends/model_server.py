@@ -16,10 +16,14 @@ from yarl import URL
 
 from services.common.settings import SettingsError
 from services.judge.backends.base import error_of_connection, error_of_status
+from services.judge.backends.settings import HIDDEN
 
 _MOST_BYTES: Final = 64 << 20
 """Of an answer. Beyond what any model writes: a server that never ends would fill the memory before its time is up."""
 _KEEP_SECONDS: Final = 30.0
+_WITH_KEYS: Final = frozenset({"authorization", "x-api-key", "proxy-authorization"})
+_LEAST_OF_A_KEY: Final = 8
+"""Characters. What is shorter guards nothing, and may be a word: servers on one's own machines are told "none"."""
 _OF_EVERY_REQUEST: Final = frozenset({"accept", "content-type", "user-agent"})
 """Headers that any server may see; among the others are keys, each vendor's under its own name."""
 
@@ -58,6 +62,7 @@ class ModelServer:
             told = self._headers if url.scheme == "http" else self._proxy_headers
             if proxy.auth is not None:
                 told["Proxy-Authorization"] = _basic(*proxy.auth)
+        self._keys = _keys_in(self._headers | self._proxy_headers, base.password)
         self._ours = [name for name in self._headers if name.lower() not in _OF_EVERY_REQUEST]
         self._tls = _tls()
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout_seconds, sock_read=timeout_seconds)
@@ -85,7 +90,8 @@ class ModelServer:
         except (aiohttp.ClientError, TimeoutError, ssl.SSLError) as error:
             raise error_of_connection(error) from None
         if not 200 <= response.status < 300:
-            raise error_of_status(response.status, _words_of(content), response.headers.get("retry-after"))
+            words = self._without_keys(_words_of(content))
+            raise error_of_status(response.status, words, response.headers.get("retry-after"))
         # Of what models write, this takes more than orjson does: halves of surrogate pairs.
         return json.loads(content)
 
@@ -93,6 +99,12 @@ class ModelServer:
         """Close connections."""
         if self._session is not None:
             await self._session.close()
+
+    def _without_keys(self, words: str) -> str:
+        """What a server says is stored and told; some repeat what they were sent."""
+        for key in self._keys:
+            words = words.replace(key, HIDDEN)
+        return words
 
     def _connected(self) -> aiohttp.ClientSession:
         # How many there are at once is the endpoint's to say.
@@ -162,6 +174,12 @@ def _proxy_of(url: httpx2.URL) -> httpx2.Proxy | None:
         # Not what it is: it may have a password.
         raise SettingsError(f"the proxy that the environment names for {url.host} has no address; {fix}")
     return proxy
+
+
+def _keys_in(headers: Mapping[str, str], password: str) -> list[str]:
+    """What nobody else may read, without the scheme that a header names before it."""
+    values = [value.rpartition(" ")[2] for name, value in headers.items() if name.lower() in _WITH_KEYS]
+    return [key for key in (*values, password) if len(key) >= _LEAST_OF_A_KEY]
 
 
 def _basic(username: str, password: str) -> str:

@@ -70,6 +70,27 @@ async def test_a_server_is_told_the_password_of_its_address(server: JudgeServer,
     assert "@" not in server.headers[0]["host"]
 
 
+@pytest.mark.parametrize("header", ["Authorization", "x-api-key", "password"])
+@pytest.mark.parametrize("status", ["400", "429", "500"])
+async def test_a_key_that_a_server_repeats_is_told_to_nobody(server: JudgeServer, header: str, status: str) -> None:
+    """As some do with all that they were sent, and what a server says of an error is stored with the verdict."""
+    key = "sk-0123456789abcdef"
+    server.behave(status)
+    server.message = f"model j is not for {key}, sent as Bearer {key}"
+    if header == "password":
+        server.message += f" or {base64.b64encode(f'me:{key}'.encode()).decode()}"
+        base, headers = f"http://me:{key}@127.0.0.1:{server.port}", dict[str, str]()
+    else:
+        base, headers = server.url, {header: f"Bearer {key}" if header == "Authorization" else key}
+    there = ModelServer(httpx2.URL(base), "/messages", headers, 60)
+    with pytest.raises(CallError) as raised:
+        await there.post(BODY, "k")
+    await there.close()
+    told = f"status {status}: model j is not for (hidden), sent as Bearer (hidden)"
+    assert told in raised.value.message
+    assert raised.value.message.endswith("(hidden)")
+
+
 async def test_a_tunnel_is_asked_for_without_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     heads: list[str] = []
 

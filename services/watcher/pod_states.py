@@ -113,7 +113,9 @@ def _decoded(annotation: str) -> tuple[bytes, pods.Patience]:
 _cached = lru_cache(maxsize=1024)(_decoded)
 
 
+@lru_cache(maxsize=1024)
 def _ms_of(timestamp: str) -> int:
+    # Every event of a Pod has the time of its making, and Pods are made many in a second.
     return int(datetime.fromisoformat(timestamp).timestamp() * 1000)
 
 

@@ -20,6 +20,7 @@ from services.common import pods
 from services.common.tokens import generate_key, private_pem, public_pem
 from services.local.stores.valkey import Valkey
 from tests.support.history import ROOT, import_path
+from tests.support.ports import HOST, free_port
 from tests.support.services import ServiceProcess, running
 from tests.support.stores import running_postgres
 from tests.support.testbed import NAMESPACE, Testbed
@@ -63,7 +64,7 @@ class ValkeyProcess:
 
 
 class PodPlatform:
-    """Use `running_pod_platform`."""
+    """Use `running_pod_platform`. `offered` is the port of the endpoint "echo"."""
 
     def __init__(
         self,
@@ -76,6 +77,7 @@ class PodPlatform:
         tree: Path,
     ) -> None:
         self.testbed = testbed
+        self.offered = free_port()
         self.folder = folder
         self._tree = tree
         self.valkey = ValkeyProcess(folder)
@@ -113,6 +115,7 @@ class PodPlatform:
             "SIGNING_KEY_FILE": str(signing),
             "SCHEDULER_ADDRESS": f"ipv4:{','.join(addresses[2:])}",
             "WATCHER_ADDRESS": watchers,
+            "GATEWAY_ENDPOINTS": f"echo={HOST}:{self.offered}",
         }
         self.gateway = self._service("gateway", 0, gateway)
         self.services = (*self.watchers, *self.schedulers, self.gateway)

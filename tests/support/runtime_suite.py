@@ -49,22 +49,28 @@ class Subject:
 
     Attributes:
         wire: to the platform.
+        endpoint: of the platform, for clients.
+        api_key: of a user of it.
         image: of sandboxes; empty: the runtime has a root of its own.
         missing_image: an image that cannot be had.
         refuses_missing: the create of one is NOT_FOUND; else its sandbox is FAILED with IMAGE_PULL.
         restart_owner: kill -9 what owns the sandboxes and wait for its successor; None: nothing here does.
         remove_behind: take a sandbox away behind the platform's back.
         seen_outside: everything of a sandbox that can be seen on its machine from outside, and all that is stored.
+        offered: a port of this machine that the platform offers as the endpoint "echo", for a test to serve.
         network_is_filtered: without a network there is an interface whose packets go nowhere.
     """
 
     wire: Wire
+    endpoint: str
+    api_key: str
     image: str
     missing_image: str
     refuses_missing: bool
     restart_owner: Callable[[], Awaitable[None]] | None
     remove_behind: Callable[[sandbox_pb2.Sandbox], Awaitable[None]]
     seen_outside: Callable[[sandbox_pb2.Sandbox], Iterator[bytes]]
+    offered: int
     network_is_filtered: bool = False
 
     async def ready(self, **spec: Any) -> str:

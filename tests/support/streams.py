@@ -76,10 +76,14 @@ class Accepted:
 
 
 @asynccontextmanager
-async def serving(handler: Handler, host: str = "127.0.0.1", sock: socket.socket | None = None) -> AsyncIterator[int]:
-    """A TCP server at a free port or at a bound socket; yields its port. At the end it breaks its connections."""
+async def serving(
+    handler: Handler, host: str = "127.0.0.1", sock: socket.socket | None = None, port: int = 0
+) -> AsyncIterator[int]:
+    """A TCP server at a port, a free one by default, or at a bound socket; yields its port. At the end it breaks its
+    connections.
+    """
     accepted = Accepted(handler)
-    where = {"host": host, "port": 0} if sock is None else {"sock": sock.dup()}
+    where = {"host": host, "port": port} if sock is None else {"sock": sock.dup()}
     server = await asyncio.start_server(accepted.accept, **where)
     try:
         yield server.sockets[0].getsockname()[1]

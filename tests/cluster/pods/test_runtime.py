@@ -11,6 +11,8 @@ from orchard.sandbox.v1 import sandbox_pb2
 
 from services.common import pods
 from tests.cluster.conftest import BUSYBOX
+from tests.support.exec_suite import *  # noqa: F403
+from tests.support.file_suite import *  # noqa: F403
 from tests.support.hostile_suite import *  # noqa: F403
 from tests.support.pod_platform import TENANT, PodPlatform
 from tests.support.runtime_suite import *  # noqa: F403
@@ -38,6 +40,8 @@ async def subject(platform: PodPlatform) -> AsyncIterator[Subject]:
     async with wire_to(platform.endpoint, platform.api_key) as wire:
         yield Subject(
             wire=wire,
+            endpoint=platform.endpoint,
+            api_key=platform.api_key,
             image=BUSYBOX,
             # The kubelet has no way to pull anything.
             missing_image="127.0.0.1:9/none:1",
@@ -45,5 +49,6 @@ async def subject(platform: PodPlatform) -> AsyncIterator[Subject]:
             restart_owner=None,
             remove_behind=remove_behind,
             seen_outside=seen_outside,
+            offered=platform.offered,
             network_is_filtered=True,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import hashlib
 import os
 import resource
 import subprocess
@@ -14,6 +13,8 @@ from pathlib import Path
 import orchard
 import pytest
 from orchard import AsyncSandbox, FileType, Sandbox
+
+from tests.support.trees import contents
 
 
 def test_write_and_read_keep_every_byte(sandbox: Sandbox) -> None:
@@ -98,20 +99,6 @@ def make_tree(root: Path) -> None:
     (root / "sub" / "link").symlink_to("deep/big")
     (root / ("long-" * 40)).write_text("a name beyond what ustar holds")
     (root / "n\u00e4me").write_text("not ASCII")
-
-
-def contents(root: Path) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for path in sorted(root.rglob("*")):
-        name = str(path.relative_to(root))
-        if path.is_symlink():
-            found[name] = ("link", str(path.readlink()))
-        elif path.is_dir():
-            found[name] = "directory"
-        else:
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()
-            found[name] = (digest, path.stat().st_mode & 0o777)
-    return found
 
 
 def test_a_folder_goes_in_and_out_unchanged_with_progress(sandbox: Sandbox, tmp_path: Path) -> None:

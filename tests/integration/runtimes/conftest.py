@@ -13,6 +13,7 @@ from orchard.sandbox.v1 import sandbox_pb2
 from tests.support.engine import BUSYBOX, TestEngine, running_engine
 from tests.support.payload import BUILD_SECONDS, built_payload
 from tests.support.platform import PlatformProcess, running_platform
+from tests.support.ports import HOST, free_port
 from tests.support.runtime_suite import Subject
 from tests.support.wire import wire_to
 
@@ -28,10 +29,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class OneMachine:
-    """`orchard up` with one runtime; `engine` with docker alone."""
+    """`orchard up` with one runtime; `engine` with docker alone; `offered` is the port of the endpoint "echo"."""
 
     platform: PlatformProcess
     engine: TestEngine | None
+    offered: int
 
     async def restart_owner(self) -> None:
         pid = self.platform.kill_service("node")
@@ -67,18 +69,19 @@ class OneMachine:
 @pytest.fixture(scope="package", params=["process", "docker"])
 def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneMachine]:
     """Each runtime of one machine in turn; at the end nothing of it may be left."""
-    folder = tmp_path_factory.mktemp(request.param)
+    folder, offered = tmp_path_factory.mktemp(request.param), free_port()
+    endpoints = {"ORCHARD_GATEWAY_ENDPOINTS": f"echo={HOST}:{offered}"}
     if request.param == "process":
-        with running_platform(folder) as platform:
-            yield OneMachine(platform, None)
+        with running_platform(folder, environment=endpoints) as platform:
+            yield OneMachine(platform, None, offered)
         return
     if os.geteuid() != 0:
         pytest.skip("an engine needs root: run the suite as root")
     built_payload()
     with running_engine() as engine:
-        environment = {**engine.environment, "ORCHARD_RUNTIME": "docker"}
+        environment = {**engine.environment, "ORCHARD_RUNTIME": "docker", **endpoints}
         with running_platform(folder, environment=environment) as platform:
-            yield OneMachine(platform, engine)
+            yield OneMachine(platform, engine, offered)
         assert engine.containers() == []
 
 
@@ -88,6 +91,8 @@ async def subject(machine: OneMachine) -> AsyncIterator[Subject]:
         docker = machine.engine is not None
         yield Subject(
             wire=wire,
+            endpoint=machine.platform.endpoint,
+            api_key=machine.platform.api_key,
             image=BUSYBOX if docker else "",
             # Nothing listens there: what an engine lacks it would pull.
             missing_image="127.0.0.1:9/none:1" if docker else "none:1",
@@ -95,4 +100,5 @@ async def subject(machine: OneMachine) -> AsyncIterator[Subject]:
             restart_owner=machine.restart_owner,
             remove_behind=machine.remove_behind,
             seen_outside=machine.seen_outside,
+            offered=machine.offered,
         )

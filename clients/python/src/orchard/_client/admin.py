@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 from orchard._client import convert
+from orchard._client.arguments import explained
 from orchard._client.errors import InvalidArgument
 from orchard._client.paging import paged
 from orchard._client.status import CallFailed
@@ -21,6 +22,7 @@ from orchard.admin.v1 import (
 )
 
 
+@explained
 class AsyncKeys:
     """API keys; needs the scope keys. Without the role admin, those of one's own tenant."""
 
@@ -78,6 +80,7 @@ class AsyncKeys:
         return convert.api_key(response.key)
 
 
+@explained
 class AsyncImages:
     """Images of a one-machine platform; needs the scope images, which the role admin has."""
 

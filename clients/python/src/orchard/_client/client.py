@@ -12,6 +12,7 @@ from typing import Final, Self, Unpack
 
 from orchard._client import errors
 from orchard._client.admin import AsyncImages, AsyncKeys, get_usage, get_version
+from orchard._client.arguments import explained
 from orchard._client.audit import AuditEntry, list_audit
 from orchard._client.convert import sandbox_info
 from orchard._client.creating import Creation
@@ -47,6 +48,7 @@ def new_sandbox_id() -> str:
     return "sb-" + "".join(secrets.choice(_ALPHABET) for _ in range(16))
 
 
+@explained
 class AsyncSandboxClient:
     """A connection to the platform, for one event loop.
 

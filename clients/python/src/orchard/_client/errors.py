@@ -77,8 +77,8 @@ class ConfigurationError(OrchardError):
     default_reason = "NO_PROFILE"
 
 
-class InvalidArgument(OrchardError):
-    """A value breaks a rule; `violations` names every field."""
+class InvalidArgument(OrchardError, ValueError):
+    """A value breaks a rule, or is of another type; `violations` names every field."""
 
     default_reason = "INVALID_ARGUMENT"
 

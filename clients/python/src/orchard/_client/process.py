@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from types import TracebackType
 from typing import Self
 
+from orchard._client.arguments import explained
 from orchard._client.convert import exec_info, exec_result
 from orchard._client.errors import DeadlineExceeded, InvalidArgument, StdinClosed
 from orchard._client.execs import Run, raise_unless_result
@@ -17,6 +18,7 @@ from orchard._client.units import Seconds, seconds_of
 from orchard.exec.v1 import exec_pb2, exec_service_pb2
 
 
+@explained
 class AsyncExecStream:
     """The output of a running command, chunk by chunk; iterate it once. Leaving the iteration early ends the command.
 
@@ -70,6 +72,7 @@ class AsyncExecStream:
                 raise_unless_result(result)
 
 
+@explained
 class AsyncProcess:
     """A command that runs on its own. It survives this client; `async with` cancels it at the end."""
 
@@ -225,4 +228,4 @@ def _signal_number(signal: int | str | signals.Signals) -> int:
     try:
         return signals.Signals[name if name.startswith("SIG") else f"SIG{name}"]
     except KeyError:
-        raise InvalidArgument.of("signal", f"{signal!r} is no signal; give a number or a name like 'TERM'") from None
+        raise InvalidArgument.of("number", f"{signal!r} is no signal; give a number or a name like 'TERM'") from None

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Final, Self, Unpack
 
 from orchard._client import errors
+from orchard._client.arguments import explained
 from orchard._client.calls import CallContext
 from orchard._client.convert import exec_info, sandbox_info
 from orchard._client.exec_calls import new_exec_id
@@ -30,6 +31,7 @@ _REPEATS: Final = 20
 REPLACED: Final = "SANDBOX_REPLACED"
 
 
+@explained
 class AsyncSandbox(AsyncTransfers, AsyncPatches, AsyncPorts):
     """An isolated environment in which commands run and files live.
 
@@ -150,7 +152,13 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches, AsyncPorts):
         return AsyncProcess(run, response.exec.pid, stdin_offset=0)
 
     def process(self, exec_id: str) -> AsyncProcess:
-        """A command that was started elsewhere, by its id; "start" is the sandbox's start command."""
+        """A command that was started elsewhere, by its id; "start" is the sandbox's start command.
+
+        Raises:
+            InvalidArgument: it is no id.
+        """
+        if not exec_id:
+            raise errors.InvalidArgument.of("exec_id", "must be the id of a command, and is empty")
         return AsyncProcess(self._new_run(f"exec {exec_id}", exec_spec(["?"], {}), {"exec_id": exec_id}))
 
     def _new_run(self, command: Command, spec: exec_pb2.ExecSpec, options: ExecOptions) -> Run:
@@ -159,6 +167,8 @@ class AsyncSandbox(AsyncTransfers, AsyncPatches, AsyncPorts):
         return run
 
     def _run(self, command: Command, spec: exec_pb2.ExecSpec, exec_id: str, context: CallContext) -> Run:
+        if not isinstance(exec_id, str):
+            raise errors.InvalidArgument.of("exec_id", f"must be a string, not {type(exec_id).__name__}")
         session, text = self._session, describe(command)
         return Run(
             self._transport, session.background, self.sandbox_id, exec_id, context, spec, text, session.observers

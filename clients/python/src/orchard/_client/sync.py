@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self, Unpack
 
+from orchard._client.arguments import explained
 from orchard._client.audit import AuditEntry
 from orchard._client.cleanup import REGISTRY
 from orchard._client.client import AsyncSandboxClient
@@ -36,6 +37,7 @@ from orchard._client.units import Seconds
 _log: Final = logging.getLogger("orchard")
 
 
+@explained
 class SandboxClient:
     """A connection to the platform.
 
@@ -198,6 +200,7 @@ class SandboxClient:
             _log.warning("%s", failure)
 
 
+@explained
 class Keys:
     """See AsyncKeys."""
 
@@ -226,6 +229,7 @@ class Keys:
         return self._portal.run(self._keys.revoke(key_id))
 
 
+@explained
 class Tenants:
     """See AsyncTenants."""
 
@@ -260,6 +264,7 @@ class Tenants:
         return self._portal.iterate(self._tenants.list(tenant=tenant))
 
 
+@explained
 class Images:
     """See AsyncImages."""
 

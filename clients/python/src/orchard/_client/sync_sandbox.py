@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from orchard._client.archive import UnsafeLinks
+from orchard._client.arguments import explained
 from orchard._client.options import Command, ExecOptions, with_options
 from orchard._client.portal import Portal
 from orchard._client.ports.sync import ExposedEndpoint, PortForward
@@ -20,6 +21,7 @@ from orchard._client.types import ExecInfo, ExecResult, FileInfo, OutputChunk, P
 from orchard._client.units import Seconds
 
 
+@explained
 class ExecStream:
     """See AsyncExecStream."""
 
@@ -41,6 +43,7 @@ class ExecStream:
         return self._portal.iterate(aiter(self._stream))
 
 
+@explained
 class Process:
     """See AsyncProcess. `with` cancels it at the end."""
 
@@ -115,6 +118,7 @@ class Process:
         self._portal.run(self._process.__aexit__(kind, error, traceback))
 
 
+@explained
 class Sandbox:
     """An isolated environment in which commands run and files live. See AsyncSandbox; `with` deletes it at the end."""
 

@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
+from orchard._client.arguments import explained
 from orchard._client.paging import paged
 from orchard._client.transport import Transport
 from orchard._client.units import Seconds, datetime_of, duration, duration_seconds, parse_size
@@ -33,6 +34,7 @@ class Tenant:
     update_time: dt.datetime | None
 
 
+@explained
 class AsyncTenants:
     """Tenants and their quotas; needs the scope tenants, which the role admin has."""
 

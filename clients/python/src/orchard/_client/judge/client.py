@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
+from orchard._client.arguments import explained
 from orchard._client.errors import InvalidArgument
 from orchard._client.judge import batches, convert, messages
 from orchard._client.judge.batches import Items
@@ -34,6 +35,7 @@ from orchard.judge.v1 import judge_service_pb2 as pb
 _SCREENSHOTS: Final = 3
 
 
+@explained
 class AsyncJudge:
     """Judges of the platform; needs the scopes judgements:read and judgements:write.
 
@@ -93,6 +95,9 @@ class AsyncJudge:
             InvalidArgument: a value of an item breaks a rule.
             AlreadyExists: an item id of this batch was used for something else (ITEM_EXISTS).
         """
+        if isinstance(items, str) or not isinstance(items, (Iterable, AsyncIterable)):
+            what = f"must be judgements by item id, as a mapping or as pairs, not {type(items).__name__}"
+            raise InvalidArgument.of("items", what)
         start = pb.BatchStart(batch_id=batch_id, budget=convert.budget_message(tokens, cost_usd), several=True)
         return batches.run(self._transport, start, items)
 
@@ -205,8 +210,9 @@ class AsyncJudge:
 
         Raises:
             TrajectoryNotFound: there is none of this id.
-            InvalidArgument: there is no instruction, and no message of a user in its place.
+            InvalidArgument: there is no such kind, or no instruction and no message of a user in its place.
         """
+        convert.kind_number(kind)
         async with aclosing(self._trajectories.steps(trajectory_id)) as stored:
             steps = [step async for step in stored]
         steps = [await self._readable(step) for step in steps]

@@ -38,7 +38,7 @@ def judgement_message(given: types.Judgement) -> pb.Judgement:
             "aggregation", pb.Aggregation, "AGGREGATION_", types.Aggregation, given.aggregation
         )
     return pb.Judgement(
-        kind=number_of("kind", pb.JudgementKind, "JUDGEMENT_KIND_", types.JudgementKind, given.kind),
+        kind=kind_number(given.kind),
         judges=(given.judges,) if isinstance(given.judges, str) else given.judges,
         rubric=pb.RubricReference(name=name, version=int(version or 0)) if name else None,
         parameters=parameters,
@@ -52,6 +52,18 @@ def judgement_message(given: types.Judgement) -> pb.Judgement:
         fresh=given.fresh,
         budget=budget_message(given.tokens, given.cost_usd),
     )
+
+
+def kind_number(kind: types.JudgementKind | str) -> pb.JudgementKind.ValueType:
+    """A kind on the wire.
+
+    Raises:
+        InvalidArgument: there is none of this name.
+    """
+    number: pb.JudgementKind.ValueType = number_of(
+        "kind", pb.JudgementKind, "JUDGEMENT_KIND_", types.JudgementKind, kind
+    )
+    return number
 
 
 def budget_message(tokens: int, cost_usd: float) -> pb.Budget | None:

@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from orchard._client.arguments import explained
 from orchard._client.judge.batches import Items
 from orchard._client.judge.client import AsyncJudge
 from orchard._client.judge.types import (
@@ -21,6 +22,7 @@ from orchard._client.judge.types import (
 from orchard._client.portal import Portal
 
 
+@explained
 class Judge:
     """Judges of the platform. See AsyncJudge."""
 

@@ -46,6 +46,8 @@ class AsyncPortForward:
     ) -> None:
         check_port("port", port)
         check_port("local_port", local_port, minimum=0)
+        if not isinstance(bind, str):
+            raise errors.InvalidArgument.of("bind", f"must be an address of this machine, not {bind!r}")
         self._session = session
         self._sandbox_id = sandbox_id
         self._start = port_service_pb2.ForwardPortStart(port=port, host=host)

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Final
 
+from orchard._client.arguments import explained
 from orchard._client.status import CallFailed
 from orchard._client.threads import in_thread
 from orchard._client.trajectories.convert import blob_message, blob_of
@@ -20,6 +21,7 @@ _BLOCK: Final = 512 << 10
 _HASHED_IN_PLACE: Final = 1 << 20
 
 
+@explained
 class AsyncBodies:
     """Bodies of the tenant. One that no trajectory refers to is removed after a day."""
 

@@ -6,6 +6,7 @@ import builtins
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final, Unpack
 
+from orchard._client.arguments import explained
 from orchard._client.options import with_options
 from orchard._client.paging import paged
 from orchard._client.trajectories import convert, options
@@ -35,6 +36,7 @@ from orchard.trajectory.v1 import trajectory_service_pb2 as pb
 _DELETED_AT_ONCE: Final = 1000
 
 
+@explained
 class AsyncTrajectories:
     """Trajectories of one's tenant; needs the scopes trajectories:read and trajectories:write.
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from orchard._client.arguments import explained
 from orchard._client.convert import enum_value, time_of
 from orchard._client.errors import InvalidArgument
 from orchard._client.paging import paged
@@ -133,6 +134,7 @@ class Following:
     """The group, once it is closed."""
 
 
+@explained
 class AsyncGroups:
     """Groups of the tenant. Their state survives restarts of trainer and platform."""
 

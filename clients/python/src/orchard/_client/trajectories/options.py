@@ -189,7 +189,10 @@ def filter_message(function: str, given: TrajectoryFilter) -> service_pb.Traject
         message.outcome_state = convert.reward_state_number("outcome_state", given["outcome_state"])
     for name in ("created_from", "created_before"):
         moment = given.get(name)
-        if isinstance(moment, dt.datetime):
+        if moment is not None:
+            # What is no time must not pass for "any time".
+            if not isinstance(moment, dt.datetime):
+                raise InvalidArgument.of(name, f"must be a datetime, not {type(moment).__name__}")
             getattr(message, name).CopyFrom(timestamp(moment))
     return message
 

@@ -11,11 +11,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from orchard._client import errors
+from orchard._client.arguments import explained
 from orchard._client.trajectories import convert
 from orchard._client.trajectories.buffer import StepBuffer
 from orchard._client.trajectories.commands import CommandSteps
 from orchard._client.trajectories.types import Reward, StepValue, TrajectoryInfo, TrajectoryStatus
-from orchard._client.trajectories.writer import AnyStep, AsyncTrajectory, Prepared, prepared, seal
+from orchard._client.trajectories.writer import AnyStep, AsyncTrajectory, Prepared, end_message, prepared, seal
 
 if TYPE_CHECKING:
     from orchard._client.sandbox import AsyncSandbox
@@ -76,6 +77,7 @@ def _is_not_the_agents(error: BaseException) -> bool:
     return not isinstance(error, Exception) or isinstance(error, _NOT_THE_AGENT)
 
 
+@explained
 class AsyncRecording:
     """A trajectory that is recorded. Use it with `async with`; it is sealed on the way out.
 
@@ -132,10 +134,10 @@ class AsyncRecording:
             raise RuntimeError("a recording is used within `async with`")
         return self._trajectory, self._buffer
 
-    def _check_running(self) -> None:
+    def _check_not_ended(self) -> None:
         """Raise TrajectorySealed once it has ended: what is added then would be stored by nobody."""
-        trajectory_id = self.trajectory_id
-        if self not in self._session.recordings:
+        if self._trajectory is not None and self not in self._session.recordings:
+            trajectory_id = self.trajectory_id
             raise errors.TrajectorySealed(
                 f"the recording of {trajectory_id!r} has ended, and its trajectory takes no more; add within the "
                 "`with` block",
@@ -160,7 +162,7 @@ class AsyncRecording:
             InvalidArgument: a step breaks a rule.
             TrajectorySealed: the block has ended.
         """
-        self._check_running()
+        self._check_not_ended()
         made = [_timed(prepared(step)) for step in steps]
         self._commands.make()
         self._take(made)
@@ -196,7 +198,7 @@ class AsyncRecording:
         Raises:
             TrajectorySealed: the block has ended.
         """
-        self._check_running()
+        self._check_not_ended()
         self._attached.add(sandbox.sandbox_id)
         self._session.observers.add(sandbox.sandbox_id, self._commands)
 
@@ -228,9 +230,9 @@ class AsyncRecording:
             InvalidArgument: there is no such status.
             TrajectorySealed: the block has ended.
         """
-        self._check_running()
+        self._check_not_ended()
         convert.status_number("status", status)
-        self._end = (status, message)
+        self._end = (status, end_message(message))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
+from orchard._client.arguments import explained
 from orchard._client.options import with_options
 from orchard._client.portal import Portal
 from orchard._client.trajectories.export import ExportedTrajectory
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from orchard._client.trajectories.client import AsyncTrajectories
 
 
+@explained
 class Trajectories:
     """Trajectories of one's tenant. See AsyncTrajectories."""
 
@@ -200,6 +202,7 @@ class Storing:
         self._portal.run(cancel())
 
 
+@explained
 class Trajectory:
     """A trajectory to append to. See AsyncTrajectory."""
 
@@ -234,6 +237,7 @@ class Trajectory:
         return self._portal.run(self._async.seal(status, message))
 
 
+@explained
 class Recording:
     """A trajectory that is recorded. Use it with `with`; it is sealed on the way out. See AsyncRecording."""
 
@@ -320,6 +324,7 @@ class Recording:
         self._async.end(status, message)
 
 
+@explained
 class Bodies:
     """See AsyncBodies."""
 
@@ -340,6 +345,7 @@ class Bodies:
         return self._portal.iterate(self._async.iterate(blob, offset=offset))
 
 
+@explained
 class Groups:
     """See AsyncGroups."""
 

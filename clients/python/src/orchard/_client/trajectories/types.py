@@ -228,8 +228,17 @@ class Reward:
         version: str = "",
         details: Any = None,
     ) -> Reward:
-        """A number."""
-        return cls(name, RewardState.SCORED, float(value), judge=judge, rubric=rubric, version=version, details=details)
+        """A number.
+
+        Raises:
+            InvalidArgument: it is none.
+        """
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            what = f"must be a number, not {value!r}; what has none is Reward.excluded or Reward.abstained"
+            raise InvalidArgument.of("value", what) from None
+        return cls(name, RewardState.SCORED, number, judge=judge, rubric=rubric, version=version, details=details)
 
     @classmethod
     def excluded(cls, reason: str, *, name: str = "outcome", judge: str = "", rubric: str = "") -> Reward:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
+from orchard._client.arguments import explained
 from orchard._client.errors import InvalidArgument
 from orchard._client.status import CallFailed
 from orchard._client.trajectories import convert
@@ -48,6 +49,7 @@ def prepared(step: AnyStep) -> Prepared:
     return made
 
 
+@explained
 class AsyncTrajectory:
     """A trajectory to append to. One writer at a time: another one that takes over makes this one's appends fail.
 

@@ -289,7 +289,8 @@ class ProcessRuntime:
             )
             return
         live.restarts += 1
-        _log.warning("agent ended; joining a fresh one", uid=uid, restarts=live.restarts)
+        why = await asyncio.to_thread(self._why_agent_ended, uid)
+        _log.warning("agent ended; joining a fresh one", uid=uid, restarts=live.restarts, why=why)
         fields = {**(live.plan.agent or {}), "restarts": live.restarts}
         plan = Plan(
             folder=live.plan.folder,
@@ -313,6 +314,8 @@ class ProcessRuntime:
                     await live.ended.wait()
             if not live.deleting and not live.ended.is_set():
                 await self._fail(uid, live, f"no fresh agent could be started: {error}")
+            else:
+                _log.info("the agent ended because its sandbox did; no fresh one is needed", uid=uid)
             return
         os.close(answer.init_fd)
         self._watch_agent(uid, live, answer.agent_fd)
@@ -370,6 +373,16 @@ class ProcessRuntime:
                 else:
                     return
             await asyncio.sleep(_LISTEN_POLL_SECONDS)
+
+    def _why_agent_ended(self, uid: str) -> str:
+        """What can be told of it: how a process ended is known to its parent alone, and to the kernel's log."""
+        try:
+            agent = read_record(self._machine.sandbox_folder(uid)).agent
+        except (OSError, ValueError):
+            agent = None
+        if agent is not None and linux.killed_for_memory(agent.pid, agent.start):
+            return "the kernel killed it for lack of memory"
+        return f"nothing in the kernel's log{self._last_words(uid) or '; it was killed, or its sandbox is ending'}"
 
     def _last_words(self, uid: str) -> str:
         try:

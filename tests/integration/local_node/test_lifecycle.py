@@ -226,6 +226,9 @@ async def test_a_zygote_that_dies_with_a_fresh_agent_costs_no_sandbox(leveled: N
     os.kill(zygote, signal.SIGKILL)
     await box.healthy()
     assert (await box.ok("echo alive")).strip() == "alive"
+    told, *_again = [line for line in leveled.log().splitlines() if "joining a fresh one" in line and box.uid in line]
+    # Nobody wrote down why; what is known is said.
+    assert "nothing in the kernel's log; it was killed, or its sandbox is ending" in told
     await leveled.delete(box.uid)
 
 

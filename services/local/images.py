@@ -24,7 +24,8 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def import_image(
     name: _Name,
     path: Annotated[
-        Path, typer.Argument(help="A `docker save` archive, OCI layout, root tar or folder on this machine.")
+        Path,
+        typer.Argument(help="A `docker save` archive, OCI layout, root tar or folder on this machine.", exists=True),
     ],
     replace: Annotated[bool, typer.Option("--replace", help="Replace an image of this name.")] = False,
     as_json: _Json = False,
@@ -82,11 +83,13 @@ def remove_image(name: _Name, as_json: _Json = False) -> None:
 @contextmanager
 def _client() -> Iterator[SandboxClient]:
     """A client whose errors end the command with a sentence."""
-    from orchard import OrchardError, SandboxClient
+    from orchard import InvalidArgument, OrchardError, SandboxClient
 
     try:
         with SandboxClient() as client:
             yield client
+    except InvalidArgument as error:  # what was typed
+        _fail(str(error), code=2)
     except OrchardError as error:
         _fail(str(error))
 
@@ -105,6 +108,6 @@ def _size(count: int) -> str:
     return f"{value:.1f} GiB"
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, *, code: int = 1) -> NoReturn:
     print(f"orchard: {message}", file=sys.stderr)  # noqa: T201
-    raise typer.Exit(1)
+    raise typer.Exit(code)

@@ -162,5 +162,5 @@ async def test_what_the_platform_did_to_a_candidate_is_excluded_and_never_0(plat
 
 def test_an_unknown_task_is_named(tmp_path: Path) -> None:
     done = demo(tmp_path, "no-such-task")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "no-such-task" in done.stderr

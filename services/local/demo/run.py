@@ -22,7 +22,7 @@ from services.local.demo.interrupts import Interrupts
 from services.local.demo.own_platform import PlatformStartError, own_platform
 from services.local.demo.rollouts import Rollouts
 from services.local.demo.screen import Screen, show_table
-from services.local.demo.tasks import Outcome, Task, TaskError, load_tasks
+from services.local.demo.tasks import Outcome, Task, TaskError, UnknownTaskError, load_tasks
 
 DEFAULT_OUTPUT: Final = Path(__file__).parents[3] / "build" / "demo"
 DEFAULT_TASKS: Final = Path(__file__).parents[3] / "examples" / "tasks"
@@ -59,7 +59,7 @@ def run(options: DemoOptions) -> int:
             # Git, too, ends at Ctrl-C: what fails after that is no news.
             what = "interrupted" if interrupts.exit_code else error
             console.print(f"[bold red]demo:[/] {what}", highlight=False)
-            return interrupts.exit_code or 1
+            return interrupts.exit_code or (2 if isinstance(error, UnknownTaskError) else 1)
     if options.as_json:
         print(json.dumps([_plain(outcome) for outcome in outcomes], indent=2))  # noqa: T201
     else:

@@ -91,6 +91,10 @@ class Outcome:
         return self.verdict == self.candidate.expected
 
 
+class UnknownTaskError(TaskError):
+    """A task was named that there is not."""
+
+
 def load_tasks(folder: Path, only: frozenset[str] = frozenset()) -> list[Task]:
     """Every task below a folder, or those named, by id.
 
@@ -100,7 +104,7 @@ def load_tasks(folder: Path, only: frozenset[str] = frozenset()) -> list[Task]:
     folders = sorted(path.parent for path in folder.glob("*/instance.json"))
     known = {path.name for path in folders}
     if unknown := sorted(only - known):
-        raise TaskError(f"{folder} has no task {unknown[0]!r}; it has {', '.join(sorted(known))}")
+        raise UnknownTaskError(f"{folder} has no task {unknown[0]!r}; it has {', '.join(sorted(known))}")
     if not folders:
         raise TaskError(f"{folder} holds no tasks: no */instance.json")
     return [_load(path) for path in folders if not only or path.name in only]

@@ -8,7 +8,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import Final
 
-from services.local.supervisor.errors import PlatformError
+from services.local.supervisor.errors import PlatformError, UsageError
 
 DEFAULT_LISTEN: Final = "127.0.0.1:7411"
 _WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 (compared with)
@@ -43,14 +43,13 @@ def choose_listen(text: str) -> Listen:
     """Check "host:port"; port 0 takes a free one, which then stays the same for the platform's life.
 
     Raises:
-        PlatformError: it is not an address, not of this machine, or in use.
+        UsageError: it is not an address.
+        PlatformError: it is not of this machine, or in use.
     """
     host, separator, digits = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not separator or not digits.isascii() or not digits.isdigit() or int(digits) > 65_535:
-        raise PlatformError(
-            f"--listen: {text!r} is not host:port with a port from 0 to 65535, such as {DEFAULT_LISTEN}"
-        )
+        raise UsageError(f"--listen: {text!r} is not host:port with a port from 0 to 65535, such as {DEFAULT_LISTEN}")
     try:
         family, _, _, _, target = socket.getaddrinfo(host or "0.0.0.0", None, type=socket.SOCK_STREAM)[0]  # noqa: S104
     except (OSError, UnicodeError):

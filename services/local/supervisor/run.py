@@ -11,7 +11,7 @@ from typing import Final
 
 from services.local.runtime.linux import become_subreaper
 from services.local.stores.errors import StoreError
-from services.local.supervisor.errors import PlatformError
+from services.local.supervisor.errors import PlatformError, UsageError
 from services.local.supervisor.output import Output
 from services.local.supervisor.platform import Platform, PlatformOptions
 from services.local.supervisor.report import ready_text
@@ -53,7 +53,7 @@ async def _run(options: PlatformOptions, output: Output, ready_fd: int | None, l
         code = await _run_until(platform, stop, output, ready_fd)
     except (PlatformError, StoreError) as error:
         output.shout(str(error))
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
     output.say("stopped")
     return code
 

@@ -53,9 +53,15 @@ def test_import_list_and_remove(shared: PlatformProcess, tmp_path: Path) -> None
 
 def test_a_missing_file_is_named(shared: PlatformProcess, tmp_path: Path) -> None:
     done = image(shared, "import", "tools:1", str(tmp_path / "no-such.tar"))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert str(tmp_path / "no-such.tar") in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_name_that_none_can_have_is_told(shared: PlatformProcess, tmp_path: Path) -> None:
+    done = image(shared, "import", "Not A Name", str(tmp_path))
+    assert done.returncode == 2
+    assert "name" in done.stderr
 
 
 def test_without_a_platform_it_says_how_to_start_one(tmp_path: Path) -> None:

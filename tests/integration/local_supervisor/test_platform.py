@@ -191,6 +191,13 @@ def test_a_port_in_use_stops_it_before_anything_starts(tmp_path: Path) -> None:
     assert {path.name for path in platform.data.iterdir()} == {"supervisor.lock", "processes.lock"}
 
 
+def test_an_address_that_is_none_is_told_before_anything_starts(tmp_path: Path) -> None:
+    platform = PlatformProcess(tmp_path)
+    done = up(platform.environment, "--data-dir", str(platform.data), "--listen", "nonsense")
+    assert done.returncode == 2
+    assert "--listen: 'nonsense' is not host:port" in done.stderr
+
+
 def test_damage_to_the_database_is_reported_and_nothing_runs_on(stopped: PlatformProcess) -> None:
     (stopped.data / "postgres" / "data" / "PG_VERSION").write_text("17\n")
     done = up(stopped.environment, "--data-dir", str(stopped.data), "--port", "0")

@@ -10,7 +10,7 @@ What needs more than the client's own packages (Parquet, plan files, near-duplic
 says which extra brings it.
 """
 
-from orchard.data.errors import DataError, MissingExtraError, Where
+from orchard.data.errors import DataError, MissingExtraError, OptionError, Where
 from orchard.data.record import Record
 from orchard.data.registry import codec, codecs, detect, read
 from orchard.data.report import Loss, Report
@@ -19,6 +19,7 @@ __all__ = [
     "DataError",
     "Loss",
     "MissingExtraError",
+    "OptionError",
     "Record",
     "Report",
     "Where",

@@ -161,7 +161,10 @@ def test_an_output_that_another_one_has_made_meanwhile_is_kept(tmp_path: Path) -
     assert output.read_text() == "precious"
 
 
-def test_an_export_that_was_broken_off_is_not_continued_as_another(tmp_path: Path) -> None:
+def test_an_export_that_was_broken_off_is_not_continued_as_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exports, "_CHECKPOINT_UNITS", 2)
     output = tmp_path / "out.jsonl"
     with pytest.raises(BrokenOffError):
         export(Breaking(RecordSource.of(some()), 3), codec("sft"), output)
@@ -173,6 +176,18 @@ def test_an_export_that_was_broken_off_is_not_continued_as_another(tmp_path: Pat
         with pytest.raises(DataError, match="was broken off here; repeat it as it was, or begin again with restart"):
             export(source, codec(name), output, options)
     assert export(RecordSource.of(some(5)), codec("sft"), output, restart=True).resumed == 0
+
+
+@pytest.mark.parametrize("output", ["out.jsonl", "out"])
+def test_an_export_that_came_to_nothing_is_in_nobodys_way(output: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(DataError, match="is of no format that is known"):
+        export(FileSource((tmp_path / "bad.jsonl",)), codec("atif"), tmp_path / output)
+    with pytest.raises(BrokenOffError):
+        export(Breaking(RecordSource.of(some()), 1), codec("atif"), tmp_path / output)
+    made = export(RecordSource.of(some(3)), codec("atif"), tmp_path / output)
+    assert (made.records, made.rows, made.resumed) == (3, 3, 0)
+    assert len(list(read(tmp_path / output))) == 3
 
 
 def test_an_output_that_is_there_is_kept_unless_told(tmp_path: Path) -> None:
@@ -320,6 +335,19 @@ def test_a_folder_has_a_file_for_each_trajectory(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.json", "b.json", "files"]
     (back,) = read(tmp_path / "out" / "b.json")
     same(back, with_image("b", 1, 1.0))
+
+
+def test_a_folder_that_was_written_is_read(tmp_path: Path) -> None:
+    made = [record("a"), with_image("b", 1, 1.0), record("c", actions=3)]
+    export(RecordSource.of(made), codec("atif"), tmp_path / "out")
+    for name in ("", "atif"):
+        for one, other in zip(made, read(tmp_path / "out", format=name), strict=True):
+            same(one, other)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"is a folder without \*\.json files"):
+        list(read(tmp_path / "empty", format="atif"))
+    with pytest.raises(DataError, match="is of no format that is known"):
+        list(read(tmp_path / "empty"))
 
 
 def test_two_trajectories_of_one_id_are_not_written_over_each_other(tmp_path: Path) -> None:

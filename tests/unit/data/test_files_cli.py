@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from orchard._cli.main import app
 from orchard.data import codec, codecs, read
+from orchard.data import export as exports
 from orchard.data.export import export
 from orchard.data.sources import RecordSource
 from typer.testing import CliRunner
@@ -95,7 +96,10 @@ def test_bad_input_leaves_one_sentence(
     assert not (tmp_path / "x.jsonl").exists()
 
 
-def test_what_a_bad_line_broke_off_goes_on_when_it_is_mended(archive: Path, tmp_path: Path) -> None:
+def test_what_a_bad_line_broke_off_goes_on_when_it_is_mended(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exports, "_CHECKPOINT_UNITS", 2)
     lines = archive.read_text().splitlines(keepends=True)
     archive.write_text("".join([*lines[:3], "{\n", *lines[3:]]))
     result = run("convert", archive, "--to", "openai", "-o", tmp_path / "out.jsonl")

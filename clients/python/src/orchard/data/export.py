@@ -147,7 +147,8 @@ class _Job:
         self.output.parent.mkdir(parents=True, exist_ok=True)
         self._take()
         state = None if restart else self._state()
-        if state is None:
+        # Of one that came to nothing, such as by a mistake in its input, there is nothing to lose or to mix.
+        if state is None or (state["job"] != self.job and not state["records"]):
             self._empty()
             self._save()
             return

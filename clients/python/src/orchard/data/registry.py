@@ -87,8 +87,11 @@ def detect(path: Path) -> Codec:
     if not path.exists():
         raise OptionError("is not there", where=Where(str(path)), fix="check the path")
     for one in readable():
-        named = any(fnmatch.fnmatch(path.name, pattern) for pattern in one.patterns)
-        if (named or (not one.patterns and path.is_dir())) and (one.sniff is None or _sniffs(one, path)):
+        if path.is_dir():
+            fitting = not one.patterns or Container.FOLDER in one.containers
+        else:
+            fitting = any(fnmatch.fnmatch(path.name, pattern) for pattern in one.patterns)
+        if fitting and (one.sniff is None or _sniffs(one, path)):
             return one
     raise _unknown(path)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from orchard.data.bodies import extension
-from orchard.data.codecs.atif_read import OURS, VERSIONS, read
+from orchard.data.codecs.atif_read import OURS, VERSIONS, documents_of, read
 from orchard.data.codecs.base import EVERYTHING, Codec, Container, Row
 from orchard.data.nodes import Node, compact, parse_object, read_document, read_lines
 from orchard.data.options import ExportOptions
@@ -271,7 +271,9 @@ _ENDS: Final = {
 
 
 def sniff(path: Path) -> bool:
-    """Whether the document, or its first line, says so."""
+    """Whether the document, its first line, or the first document of a folder says so."""
+    if path.is_dir():
+        path = documents_of(path)[0]
     first: Node | None = next(read_lines(path), None) if path.suffix == ".jsonl" else read_document(path)
     return first is not None and fits(first.value)
 

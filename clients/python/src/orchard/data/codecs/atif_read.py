@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from orchard.data.bodies import MEDIA_TYPES
-from orchard.data.errors import DataError
+from orchard.data.errors import DataError, Where
 from orchard.data.nodes import Node, compact, read_document, read_lines
 from orchard.data.protos import from_plain, trajectory_of
 from orchard.data.record import Record, blob_of, valid_id
@@ -69,10 +69,23 @@ _METRICS: Final = frozenset(
 
 
 def read(path: Path, report: Report) -> Iterator[Record]:
-    """Trajectories of a document, or of each line."""
-    documents = read_lines(path) if path.suffix == ".jsonl" else iter([read_document(path)])
-    for document in documents:
-        yield from _Document(document, path, report).records(rollout="")
+    """Trajectories of a document, of each line, or of each document of a folder, in the order of their names."""
+    for file in documents_of(path) if path.is_dir() else [path]:
+        documents = read_lines(file) if file.suffix == ".jsonl" else iter([read_document(file)])
+        for document in documents:
+            yield from _Document(document, file, report).records(rollout="")
+
+
+def documents_of(folder: Path) -> list[Path]:
+    """The documents of a folder, as an export into one writes them.
+
+    Raises:
+        DataError: there is none.
+    """
+    found = sorted(folder.glob("*.json"))
+    if not found:
+        raise DataError("is a folder without *.json files", where=Where(str(folder)), fix="name one that has them")
+    return found
 
 
 class _Document:

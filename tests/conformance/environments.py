@@ -45,11 +45,11 @@ def python_of(name: str) -> Path:
 
 
 def environment_of() -> dict[str, str]:
-    """The variables of a program in an environment: nothing of this interpreter's, and no harness looks outside."""
+    """The variables of a program in an environment: nothing of this interpreter or this test run, and no harness looks outside."""
     kept = {
         key: value
         for key, value in os.environ.items()
-        if not key.startswith(("PYTHON", "VIRTUAL_ENV", "COV_", "ORCHARD_"))
+        if not key.startswith(("PYTHON", "PYTEST_", "VIRTUAL_ENV", "COV_", "ORCHARD_"))
     }
     return kept | {
         "HARBOR_TELEMETRY": "0",

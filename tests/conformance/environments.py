@@ -45,7 +45,7 @@ def python_of(name: str) -> Path:
 
 
 def environment_of() -> dict[str, str]:
-    """The variables of a program in an environment: nothing of this interpreter or this test run, and no harness looks outside."""
+    """The variables of a program in an environment: nothing of this interpreter or run; no harness looks outside."""
     kept = {
         key: value
         for key, value in os.environ.items()

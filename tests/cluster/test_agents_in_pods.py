@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from orchard.exec.v1 import exec_pb2
 
 from services.common import pods
-from services.common.tokens import Signer
+from services.common.tokens import Signer, generate_key
 from services.scheduler.injection import Delivery, probe_spec
 from tests.cluster.conftest import AGENT, BUSYBOX
 from tests.cluster.sandboxes import KEY, as_scheduler, start
@@ -108,9 +108,11 @@ def parsed(output: bytes) -> dict[str, str]:
 async def test_an_agent_refuses_what_is_meant_for_another_sandbox(cluster: Testbed) -> None:
     one, other = start(cluster), start(cluster)
     async with one.client(), other.client(), grpc.aio.insecure_channel(one.address) as channel:
-        with problem() as found:
-            await Client(channel, Signer(KEY).agent_token(other.uid), one.name).run(spec("true"))
-        assert found[0].code is grpc.StatusCode.UNAUTHENTICATED
+        # Of another sandbox, of somebody who is no gateway, and none.
+        for token in (Signer(KEY).agent_token(other.uid), Signer(generate_key()).agent_token(one.uid), ""):
+            with problem() as found:
+                await Client(channel, token, one.name).run(spec("true"))
+            assert found[0].code is grpc.StatusCode.UNAUTHENTICATED
         request = health_pb2.HealthCheckRequest(service=other.uid)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await health_pb2_grpc.HealthStub(channel).Check(request, timeout=BACKSTOP)

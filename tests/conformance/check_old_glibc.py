@@ -10,7 +10,7 @@ import pytest
 from services.common import pods
 from tests.integration.exec_agent.conftest import spec
 from tests.integration.payload.conftest import client_of
-from tests.support.payload import built_payload, running_container
+from tests.support.payload import STOPPED, built_payload, running_container
 
 SUITE, LIBRARY = "bullseye", "libc-2.31.so"
 
@@ -52,4 +52,4 @@ async def test_commands_use_the_older_library_and_the_agent_its_own(root: Path) 
             environment = (await client.run(spec(shell="tr '\\0' '\\n' </proc/self/environ"))).stdout.decode()
             assert pods.PAYLOAD_FOLDER not in environment
             assert "LD_" not in environment
-        assert container.stop() == 0
+        assert container.stop() == STOPPED

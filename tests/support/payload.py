@@ -33,6 +33,8 @@ UID = "1f0c8c9e-5a3b-4d5e-9d5f-0a1b2c3d4e5f"
 SANDBOX = "box"
 IMAGE_ENV = {"PATH": "/usr/bin:/bin:/opt/tools"}
 BACKSTOP = 110.0
+STOPPED = 128 + signal.SIGTERM
+"""The exit code of a container that was asked to stop: with 0, a kubelet forgets why it asked."""
 BUILD_SECONDS = 600
 
 

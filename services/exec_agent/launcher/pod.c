@@ -27,6 +27,9 @@
 #endif
 
 enum { EXIT_CONFIGURATION = 78 }; /* of an agent that no restart helps */
+/* As of a program that a signal ended. With 0 the Pod would have succeeded, and the kubelet forgets why it ended it: evicted, say, or at its
+ * deadline (kubelet_pods.go, generateAPIPodStatus: the reason stays only with the phase Failed). */
+enum { EXIT_STOPPED = 128 + SIGTERM };
 enum { FIRST_DELAY_MS = 50, LAST_DELAY_MS = 5000, STEADY_MS = 10000, STOP_MS = 3000, SWEEP_MS = 50, SWEEPS = 100 };
 
 struct supervisor {
@@ -99,7 +102,7 @@ static void start_agent(struct supervisor *self) {
 /* The agent has ended; returns the exit code if that is the end of the container too, else -1. */
 static int bury_agent(struct supervisor *self, int status) {
   self->agent = 0;
-  if (self->stopping) return 0;
+  if (self->stopping) return EXIT_STOPPED;
   if (WIFEXITED(status) && WEXITSTATUS(status) == EXIT_CONFIGURATION) return EXIT_CONFIGURATION;
   fprintf(stderr, "orchard init: the agent ended with %s %d and is started again\n", WIFEXITED(status) ? "code" : "signal",
           WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
@@ -141,7 +144,7 @@ static int supervise(struct supervisor *self, int signals) {
     struct signalfd_siginfo info;
     while (read(signals, &info, sizeof info) == sizeof info)
       if (info.ssi_signo == SIGTERM && (getpid() != 1 || info.ssi_pid == 0)) stop(self);
-    if (self->stopping && self->agent <= 0) return 0;
+    if (self->stopping && self->agent <= 0) return EXIT_STOPPED;
     int status, code;
     for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
       if (pid == self->agent && (code = bury_agent(self, status)) >= 0) return code;

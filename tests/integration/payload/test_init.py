@@ -17,7 +17,7 @@ from orchard.exec.v1 import agent_service_pb2
 
 from tests.integration.exec_agent.conftest import BACKSTOP, Client, await_end, lives, new_id, spec
 from tests.integration.payload.conftest import client_of
-from tests.support.payload import SANDBOX, Container, children
+from tests.support.payload import SANDBOX, STOPPED, Container, children
 
 
 async def restarts(client: Client) -> int:
@@ -90,7 +90,7 @@ async def test_sigterm_ends_the_agent_first_and_then_everything(
     async with client_of(container) as client:
         await client.start(spec(shell="setsid sh -c 'trap \"\" TERM; sleep 1000' & setsid sleep 1000 & wait"), wait=0)
         started = [pid async for pid in until_children(container, 3)]
-        assert container.stop() == 0
+        assert container.stop() == STOPPED
     for pid in started:
         await_end(pid)
     assert "is started again" not in container.said()
@@ -118,7 +118,7 @@ async def test_an_agent_that_does_not_stop_is_killed(busybox: Path, run_in: Call
     container = run_in(busybox)
     await container.healthy()
     os.kill(container.agent(), signal.SIGSTOP)
-    assert container.stop() == 0
+    assert container.stop() == STOPPED
 
 
 async def test_what_runs_inside_cannot_end_the_container(busybox: Path, run_in: Callable[..., Container]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from services.common import pods
 from tests.integration.exec_agent.conftest import spec
 from tests.integration.payload.conftest import client_of
-from tests.support.payload import Container
+from tests.support.payload import STOPPED, Container
 from tests.support.testbed import busybox_root
 
 SOURCE = Path(__file__).with_name("report.c")
@@ -61,4 +61,4 @@ async def test_a_command_is_loaded_with_the_images_library_alone(
             names = {line.partition("=")[0] for line in environment.splitlines()}
             assert not {name for name in names if name.startswith(("LD_", "PYTHON", "ORCHARD_", "GRPC_"))}
             assert pods.PAYLOAD_FOLDER not in environment
-    assert container.stop() == 0
+    assert container.stop() == STOPPED

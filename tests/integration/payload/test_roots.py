@@ -9,7 +9,7 @@ from orchard.sandbox.v1 import sandbox_pb2
 
 from tests.integration.exec_agent.conftest import problem, spec
 from tests.integration.payload.conftest import client_of
-from tests.support.payload import Container
+from tests.support.payload import STOPPED, Container
 from tests.support.testbed import busybox_root, static_busybox
 
 GARBAGE = b"\x7fELF" + b"\0" * 4096
@@ -97,7 +97,7 @@ async def test_the_agent_works_in_every_root(
             with problem() as found:
                 await client.run(spec(shell="true"))
             assert (found[0].code, found[0].reason) == (grpc.StatusCode.FAILED_PRECONDITION, "SHELL_NOT_FOUND")
-    assert container.stop() == 0
+    assert container.stop() == STOPPED
     assert "the image was used" not in container.said()
     assert "ld.so" not in container.said()
 

@@ -36,6 +36,16 @@ def test_the_api_server_takes_every_object(control_plane: Testbed, kustomize: Pa
         assert f"deployment.apps/{name} serverside-applied" in done.stdout
 
 
+@pytest.mark.parametrize("overlay", ["dev", "production"])
+def test_network_policies_are_there_before_the_first_pod(control_plane: Testbed, kustomize: Path, overlay: str) -> None:
+    """An apply that ends in the middle leaves nothing that runs without them."""
+    kinds = [one["kind"] for one in rendered(control_plane, kustomize / "overlays" / overlay)]
+    policies = [place for place, kind in enumerate(kinds) if kind == "NetworkPolicy"]
+    assert len(policies) >= 8
+    assert policies[-1] < min(kinds.index("Deployment"), kinds.index("Service"))
+    assert kinds[0] == "Namespace"
+
+
 def test_production_has_what_many_nodes_need(control_plane: Testbed, kustomize: Path) -> None:
     objects = rendered(control_plane, kustomize / "overlays/production")
     deployments = {o["metadata"]["name"]: o["spec"] for o in objects if o["kind"] == "Deployment"}

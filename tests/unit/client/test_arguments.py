@@ -20,8 +20,10 @@ from orchard import (
     Step,
     StepValue,
     Task,
+    process_reward_of,
 )
 from orchard._client.arguments import explained
+from orchard._client.trajectories.writer import prepared
 
 
 class Odd:
@@ -165,7 +167,10 @@ def test_an_argument_of_another_type_is_named_by_every_method(client: SandboxCli
         (lambda c: c.attach("sb-1").exec("ls", cwd=Path("/tmp")), "cwd: must be a string, not a PosixPath"),
         (lambda c: c.attach("sb-1").exec("ls", user="\udc80"), "user: has a lone surrogate, which is no character"),
         (lambda c: c.attach("sb-1").download(5, "/tmp/x"), "source: must be a string, not 5"),
-        (lambda c: c.record(5).__enter__(), "task: must be a Task or the id of an instance, not int"),
+        (lambda c: c.record(5), "task: must be a Task or the id of an instance, not int"),
+        (lambda c: c.record("t", attempt="first"), "attempt: must be a whole number, not a string"),
+        (lambda c: c.attach("sb-1").exec("cat", input=5), "input: must be bytes or a string, not int"),
+        (lambda _: process_reward_of("t"), "info: must be a TrajectoryInfo, as `client.trajectories.get(id)`"),  # type: ignore[arg-type]
         (lambda c: c.record("t", sandbox="sb-1"), "sandbox: must be a Sandbox or None, not a string"),
         (lambda c: c.trajectories.annotate("t", rewards=[1.0]), "rewards[0]: must be a Reward, not 1.0"),
         (lambda c: c.trajectories.annotate("t", rewards="one"), "rewards: must be a Reward or a sequence of Reward"),
@@ -213,6 +218,23 @@ def test_what_is_wrong_is_told_with_what_is_wanted(
     assert isinstance(caught.value, InvalidArgument)
     assert str(caught.value).startswith(told)
     assert caught.value.violations[0].field == told.partition(":")[0]
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ({"role": "user", "content": 5}, "content: must be a string or a list of parts, not int"),
+        ({"role": "user", "content": {"type": "text"}}, "content: must be a string or a list of parts, not dict"),
+        ({"role": "assistant", "tool_calls": 5}, "tool_calls: must be a list of calls, not int"),
+        ({"role": "assistant", "tool_calls": {"id": 1}}, "tool_calls: must be a list of calls, not dict"),
+        ({"role": "assistant", "tool_calls": ["ls"]}, 'tool_calls: each must be {"id": ...'),
+        ({"role": "assistant", "tool_calls": [{"function": "ls"}]}, 'tool_calls: each must be {"id": ...'),
+    ],
+)
+def test_a_message_that_is_none_is_told_by_its_field(message: Mapping[str, Any], told: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        prepared(message)
+    assert str(caught.value).startswith(told)
 
 
 @dataclass(frozen=True)

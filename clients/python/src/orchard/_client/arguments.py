@@ -259,6 +259,8 @@ def _words(wanted: Any) -> str:
 
 
 def _plural(kind: Any) -> str:
+    if typing.get_origin(kind) in {typing.Union, types.UnionType}:
+        return " or ".join(dict.fromkeys(_plural(one) for one in typing.get_args(kind)))
     return {str: "strings", int: "whole numbers", float: "numbers"}.get(kind) or _words(kind).removeprefix("a ")
 
 

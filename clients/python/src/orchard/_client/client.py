@@ -32,7 +32,7 @@ from orchard._client.sandbox import AsyncSandbox
 from orchard._client.session import Made, Session
 from orchard._client.tenants import AsyncTenants
 from orchard._client.trajectories.client import AsyncTrajectories
-from orchard._client.trajectories.options import TrajectoryOptions
+from orchard._client.trajectories.options import TrajectoryOptions, trajectory_message
 from orchard._client.trajectories.recording import AsyncRecording
 from orchard._client.trajectories.types import Task
 from orchard._client.types import SandboxInfo, SandboxState, Usage, Version
@@ -209,6 +209,9 @@ class AsyncSandboxClient:
             sandbox: record this sandbox's commands too, as `attach` does.
             options: see TrajectoryOptions: group_id, attempt, harness, model, tools, labels, ...
 
+        Raises:
+            InvalidArgument: a value cannot be meant.
+
         Raises, on entry:
             AlreadyExists: the id is taken.
             InvalidArgument: a value breaks a rule.
@@ -216,6 +219,8 @@ class AsyncSandboxClient:
         Raises, on exit:
             RecordingIncomplete: some of it could not be stored.
         """
+        # What cannot be meant is told here, where it stands.
+        trajectory_message(task, options)
         return AsyncRecording(self._session, self.trajectories, task, options, sandbox)
 
     async def version(self) -> Version:

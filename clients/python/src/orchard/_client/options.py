@@ -243,13 +243,19 @@ def _set_command(spec: exec_pb2.ExecSpec, command: Command) -> None:
 
 def long_input(options: ExecOptions) -> bytes | None:
     """The input that is written while the command runs, where it is too long for the specification."""
-    value = options.get("input", b"")
-    data = value.encode() if isinstance(value, str) else bytes(value)
+    data = _input_bytes(options.get("input", b""))
     return data if len(data) > MAXIMUM_INPUT_BYTES else None
 
 
+def _input_bytes(value: bytes | str) -> bytes:
+    """The input; a number would be so many zeros."""
+    if not isinstance(value, (str, bytes, bytearray, memoryview)):
+        raise InvalidArgument.of("input", f"must be bytes or a string, not {type(value).__name__}")
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
 def _input(value: bytes | str, *, background: bool) -> dict[str, Any]:
-    data = value.encode() if isinstance(value, str) else bytes(value)
+    data = _input_bytes(value)
     if len(data) <= MAXIMUM_INPUT_BYTES:
         return {"stdin": data}
     if background:

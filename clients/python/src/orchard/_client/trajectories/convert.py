@@ -6,7 +6,7 @@ import enum
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from orchard._client.convert import enum_value, time_of
@@ -320,31 +320,39 @@ def openai_step(message: Mapping[str, Any]) -> types.Step:
     """A step of a message in OpenAI's form: role, content (a string or parts of type text), tool_calls, tool_call_id.
 
     Raises:
-        InvalidArgument: it has a part that is no text; give a Step with a Body.
+        InvalidArgument: a field is of another type, or it has a part that is no text; give a Step with a Body.
     """
     known = {"role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning"}
     rest = {key: value for key, value in message.items() if key not in known and value is not None}
     content = message.get("content")
+    calls = message.get("tool_calls") or ()
+    if not isinstance(calls, (list, tuple)):
+        raise InvalidArgument.of("tool_calls", f"must be a list of calls, not {type(calls).__name__}")
     return types.Step(
         role=str(message.get("role", "")),
         content=() if content is None else content if isinstance(content, str) else _openai_parts(content),
         reasoning=message.get("reasoning_content") or message.get("reasoning") or "",
-        tool_calls=tuple(_openai_call(call) for call in message.get("tool_calls") or ()),
+        tool_calls=tuple(_openai_call(call) for call in calls),
         tool_call_id=message.get("tool_call_id") or "",
         name=message.get("name") or "",
         extra=rest or None,
     )
 
 
-def _openai_parts(parts: Sequence[Any]) -> tuple[types.Part, ...]:
+def _openai_parts(parts: Any) -> tuple[types.Part, ...]:
+    if not isinstance(parts, (list, tuple)):
+        raise InvalidArgument.of("content", f"must be a string or a list of parts, not {type(parts).__name__}")
     for part in parts:
         if not isinstance(part, Mapping) or part.get("type") != "text":
             raise InvalidArgument.of("content", "only parts of type text can be taken as they are; give a Step")
     return tuple(str(part["text"]) for part in parts)
 
 
-def _openai_call(call: Mapping[str, Any]) -> types.ToolCall:
-    function = call.get("function") or {}
+def _openai_call(call: Any) -> types.ToolCall:
+    function = (call.get("function") or {}) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        form = '{"id": ..., "function": {"name": ..., "arguments": ...}}'
+        raise InvalidArgument.of("tool_calls", f"each must be {form}, not {type(call).__name__}")
     return types.ToolCall(str(call.get("id", "")), str(function.get("name", "")), str(function.get("arguments", "")))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import Final
 
+from orchard._client.errors import InvalidArgument
 from orchard._client.trajectories.types import Reward, RewardState, TrajectoryInfo
 from orchard.rewards.rubric import process_score
 from orchard.rewards.scores import Abstained, Excluded, Score, Scored
@@ -23,7 +24,11 @@ def process_reward_of(
 
     Raises:
         ValueError: the process reward is not from 0 to 1.
+        InvalidArgument: `info` is none.
     """
+    if not isinstance(info, TrajectoryInfo):
+        what = f"must be a TrajectoryInfo, as `client.trajectories.get(id)` gives one, not {type(info).__name__}"
+        raise InvalidArgument.of("info", what)
     judged = newest_reward(info, process)
     if info.outcome is None or judged is None:
         return None

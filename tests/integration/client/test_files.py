@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import resource
+import socket
 import subprocess
 import tarfile
 from pathlib import Path
@@ -165,6 +166,43 @@ def test_what_is_no_file_is_written_into_and_stays_what_it_is(sandbox: Sandbox, 
     null.symlink_to("/dev/null")
     sandbox.download("/tmp/f10/data", null)
     assert null.is_char_device()
+
+
+def test_what_cannot_be_read_twice_is_not_uploaded(sandbox: Sandbox, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # nobody writes into it: opening it would wait for ever
+    read, write = os.pipe()
+    with socket.socket(socket.AF_UNIX) as listening, open(read, "rb"), open(write, "wb"):  # noqa: PTH123
+        listening.bind(str(tmp_path / "socket"))
+        for path in (tmp_path / "pipe", tmp_path / "socket", Path(f"/dev/fd/{read}"), Path("/dev/zero")):
+            with pytest.raises(OSError, match=r"send a pipe or a device as the input of a command") as refused:
+                sandbox.upload(path, "/tmp/f22/x")
+            assert (refused.value.errno, refused.value.filename) == (errno.ESPIPE, str(path))
+    assert not sandbox.exec("ls /tmp/f22").ok
+    sandbox.upload("/dev/null", "/tmp/f22/empty")
+    assert sandbox.read_file("/tmp/f22/empty") == b""
+    with (tmp_path / "file").open("w+b") as file:
+        file.write(b"redirected")
+        file.flush()
+        sandbox.upload(f"/dev/fd/{file.fileno()}", "/tmp/f22/file")
+    assert sandbox.read_file("/tmp/f22/file") == b"redirected"
+
+
+def test_what_cannot_be_written_here_is_named(sandbox: Sandbox, tmp_path: Path) -> None:
+    sandbox.write_file("/tmp/f23/data", bytes(3 << 20))
+    for path, kind in (("/dev/full", errno.ENOSPC), ("/proc/none", errno.ENOENT)):
+        with pytest.raises(OSError) as failed:
+            sandbox.download("/tmp/f23/data", path)
+        assert (failed.value.errno, failed.value.filename) == (kind, path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))  # as where the disk is full
+    try:
+        for source, path in (("/tmp/f23/data", str(tmp_path / "data")), ("/tmp/f23", str(tmp_path / "folder"))):
+            with pytest.raises(OSError) as failed:
+                sandbox.download(source, path)
+            assert (failed.value.errno, failed.value.filename) == (errno.EFBIG, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 async def test_a_pipe_that_nobody_reads_holds_nobody_up_who_leaves(asandbox: AsyncSandbox, tmp_path: Path) -> None:

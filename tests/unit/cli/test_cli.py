@@ -274,8 +274,25 @@ def test_nonsense_in_the_environment_is_one_sentence(endpoint: str, key: str) ->
     assert key not in done.stderr
 
 
-@pytest.mark.parametrize("places", [("box:/x", "-"), ("-", "box:/x")])
-def test_standard_streams_are_no_files(places: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("places", "instead"),
+    [(("box:/x", "-"), "orchard exec SANDBOX cat PATH"), (("-", "box:/x"), "orchard exec -i SANDBOX 'cat > PATH'")],
+)
+def test_standard_streams_are_no_files(places: tuple[str, str], instead: str) -> None:
     done = cli("cp", *places)
     assert done.returncode == 2
-    assert "'-' is no file" in " ".join(done.stderr.split())
+    assert f"'-' is no file: write `{instead}`" in " ".join(done.stderr.split())
+
+
+def test_a_full_disk_behind_the_output_is_said_in_words() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "orchard._cli.main", "trajectories", "formats"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=100,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "orchard: no space left on device\n"

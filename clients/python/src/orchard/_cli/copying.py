@@ -44,8 +44,9 @@ def copy(
     if bool(source_id) == bool(target_id):
         raise typer.BadParameter("one of the two must be SANDBOX:PATH, the other local", param_hint="SOURCE TARGET")
     if "-" in {source, target}:
+        instead = "-i SANDBOX 'cat > PATH'" if source == "-" else "SANDBOX cat PATH"
         raise typer.BadParameter(
-            "'-' is no file: write `orchard exec SANDBOX cat PATH > file`, or give ./- for a file of that name",
+            f"'-' is no file: write `orchard exec {instead}`, or give ./- for a file of that name",
             param_hint="SOURCE TARGET",
         )
     if target_id and not Path(source_path).exists():

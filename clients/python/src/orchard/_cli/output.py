@@ -60,8 +60,9 @@ def describe(error: BaseException) -> str:
     """One sentence on an error."""
     from orchard._client import errors
 
-    if isinstance(error, OSError) and not isinstance(error, errors.OrchardError) and error.filename and error.strerror:
-        return f"{str(error.filename)!r}: {error.strerror[:1].lower()}{error.strerror[1:]}"
+    if isinstance(error, OSError) and not isinstance(error, errors.OrchardError) and error.strerror:
+        why = f"{error.strerror[:1].lower()}{error.strerror[1:]}"
+        return f"{str(error.filename)!r}: {why}" if error.filename else why
     if not isinstance(error, errors.OrchardError):
         return str(error)
     text = error.message

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
+
+from orchard._client import errors
 
 _PROCESSES: Final = "/proc/"
 
@@ -28,6 +31,34 @@ def is_special(path: Path) -> bool:
     return not stat.S_ISREG(kind) or place.startswith(_PROCESSES) or linked.startswith(_PROCESSES)
 
 
+def check_repeatable(path: Path, info: os.stat_result) -> None:
+    """Refuse to upload what cannot be read a second time, as an upload does where a connection breaks: a pipe, which
+    may also wait for ever for its writer, a socket, a terminal. /dev/null is an empty file.
+
+    Raises:
+        OSError: it is such a thing (ESPIPE).
+    """
+    kind = info.st_mode
+    endless = stat.S_ISCHR(kind) and info.st_rdev != Path(os.devnull).stat().st_rdev
+    if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or endless:
+        why = "is no file: send a pipe or a device as the input of a command, such as `cat > PATH`"
+        raise OSError(errno.ESPIPE, why, os.fspath(path))
+
+
+@contextmanager
+def naming(path: Path, *, whole: bool = False) -> Iterator[None]:
+    """Errors of this machine name this path where they name none, as those of a write do: it may be out of space.
+    With `whole` also where they name another, such as a temporary file in its place.
+    """
+    try:
+        yield
+    except OSError as error:
+        ours = not isinstance(error, errors.OrchardError) and error.errno is not None
+        if ours and (whole or error.filename is None):
+            error.filename, error.filename2 = os.fspath(path), None
+        raise
+
+
 async def write_into(path: Path, pieces: AsyncGenerator[bytes, None]) -> None:
     """Write pieces into what is at a path, as fast as it takes them. Cancelling ends it at once, also where nobody
     reads.
@@ -40,7 +71,8 @@ async def write_into(path: Path, pieces: AsyncGenerator[bytes, None]) -> None:
             rest = memoryview(piece)
             while rest:
                 try:
-                    rest = rest[os.write(descriptor, rest) :]
+                    with naming(path):
+                        rest = rest[os.write(descriptor, rest) :]
                 except BlockingIOError:
                     await _until_writable(descriptor)
 

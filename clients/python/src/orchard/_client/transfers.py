@@ -12,7 +12,7 @@ from typing import IO, Final, TypeVar
 
 from orchard._client import archive, errors
 from orchard._client.files import AsyncFiles, unknown
-from orchard._client.special import is_special, write_into
+from orchard._client.special import check_repeatable, is_special, naming, write_into
 from orchard._client.status import CallFailed
 from orchard._client.threads import in_thread
 from orchard._client.types import FileType
@@ -199,7 +199,7 @@ class AsyncTransfers(AsyncFiles):
             progress: see Progress.
 
         Raises:
-            OSError: a local file cannot be read.
+            OSError: a local file cannot be read, or is a pipe, a socket or a device.
             FilePermissionDenied, NotADirectory, NoSpace: as their names say.
         """
         path = Path(source)
@@ -215,6 +215,7 @@ class AsyncTransfers(AsyncFiles):
 
     async def _upload_file(self, path: Path, target: str, progress: Progress | None) -> None:
         info = await in_thread(path.stat)
+        check_repeatable(path, info)
         start = file_service_pb2.WriteFileStart(path=target, mode=info.st_mode & 0o7777, make_parents=True)
 
         async def pieces(offset: int) -> AsyncGenerator[bytes, None]:
@@ -290,10 +291,11 @@ class AsyncTransfers(AsyncFiles):
             async with aclosing(self.iter_file(source, progress=progress)) as pieces:
                 await write_into(path, pieces)
             return
-        await self._download_file(source, path, info.mode, progress)
+        await in_thread(path.parent.mkdir, parents=True, exist_ok=True)
+        with naming(path, whole=True):
+            await self._download_file(source, path, info.mode, progress)
 
     async def _download_file(self, source: str, path: Path, mode: int, progress: Progress | None) -> None:
-        await in_thread(path.parent.mkdir, parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
         temporary = Path(name)
         try:
@@ -313,7 +315,7 @@ class AsyncTransfers(AsyncFiles):
         retry, context = self._transport.retry(), self._transport.context()
         request = file_service_pb2.DownloadArchiveRequest(sandbox_id=self._sandbox_id, path=source)
         # Beside the target, since the system's own folder for temporary files is often memory.
-        with tempfile.TemporaryFile(dir=path) as spool:
+        with naming(path), tempfile.TemporaryFile(dir=path) as spool:
             while True:
                 spool.seek(0)
                 spool.truncate()

@@ -12,11 +12,12 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
 import pytest
 from orchard.exec.v1 import exec_pb2, exec_service_pb2
 
 from tests.support.runtime_suite import BACKSTOP, Subject
-from tests.support.wire import seconds
+from tests.support.wire import reason_of, seconds
 
 EXITED = exec_pb2.EXEC_END_EXITED
 TIMED_OUT = exec_pb2.EXEC_END_TIMED_OUT
@@ -72,6 +73,18 @@ WORKLOADS = (
         spec=limited(4),
     ),
     Workload(
+        "multiplies until it may no longer",
+        # The leader itself has nothing to start that could be refused.
+        f"trap '' TERM; m() {{ while :; do sleep {MARK} & done; }}; m & m & m & exec sleep {MARK}",
+        TIMED_OUT,
+        spec=limited(5),
+    ),
+    Workload(
+        "fills a file system",
+        "cat /dev/zero >/dev/shm/full; code=$?; wc -c </dev/shm/full; rm /dev/shm/full; exit $code",
+        exit_code=1,
+    ),
+    Workload(
         "leaves two thousand dead children unattended",
         "i=0; while [ $i -lt 2000 ]; do (: &) ; i=$((i+1)); done; echo done",
         output_bytes=5,
@@ -116,13 +129,22 @@ async def test_a_command_that(subject: Subject, workload: Workload) -> None:
     for what in (STRAYS, ZOMBIES):
         # The end is told after a bounded time, also where a busy machine has not caught the last of them by then.
         async with asyncio.timeout(BACKSTOP):
-            while await subject.output(sandbox, what) != b"0\n":
+            while await seen(subject, sandbox, what) != b"0\n":
                 pass
     assert await subject.output(sandbox, "echo alive") == b"alive\n"
     if result.ended != exec_pb2.EXEC_END_AGENT_RESTARTED:
         request = exec_service_pb2.WaitExecRequest(sandbox_id=sandbox, exec_id="neighbour")
         assert not (await subject.wire.call(subject.wire.execs.WaitExec, request)).exec.HasField("result")
     await subject.wire.delete(sandbox)
+
+
+async def seen(subject: Subject, sandbox: str, shell: str) -> bytes:
+    """What a command writes; nothing where the dying have left no room for it yet, which it is told."""
+    try:
+        return await subject.output(sandbox, shell)
+    except grpc.aio.AioRpcError as error:
+        assert reason_of(error) == "PROCESS_LIMIT", error.details()
+        return b""
 
 
 async def test_what_is_read_while_it_is_written_comes_whole(subject: Subject) -> None:

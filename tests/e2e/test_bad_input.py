@@ -86,6 +86,16 @@ async def test_bad_specs(wire: Wire, spec: sandbox_pb2.SandboxSpec, field: str) 
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
+async def test_a_heartbeat_takes_a_thousand_ids_and_no_more(wire: Wire, sandbox: str) -> None:
+    ids = [sandbox, *(f"never-{number}" for number in range(999))]
+    told = await wire.call(wire.sandboxes.Heartbeat, sandbox_service_pb2.HeartbeatRequest(sandbox_ids=ids))
+    assert sorted(told.missing_sandbox_ids) == sorted(ids[1:])
+    for wrong in ([], [*ids, "one-more"]):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await wire.call(wire.sandboxes.Heartbeat, sandbox_service_pb2.HeartbeatRequest(sandbox_ids=wrong))
+        assert (caught.value.code(), fields_of(caught.value)) == (INVALID, ["sandbox_ids"])
+
+
 async def test_a_secret_that_no_command_could_start_with(wire: Wire) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await wire.create("big-secret", secret_env={"TOKEN": "x" * 200_000})

@@ -14,9 +14,17 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
+import orchard
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
-from orchard.admin.v1 import audit_service_pb2, usage_service_pb2, version_service_pb2
+from orchard.admin.v1 import (
+    audit_service_pb2,
+    image_service_pb2,
+    key_service_pb2,
+    tenant_service_pb2,
+    usage_service_pb2,
+    version_service_pb2,
+)
 from orchard.exec.v1 import endpoint_service_pb2, exec_service_pb2, file_service_pb2, port_service_pb2
 from orchard.judge.v1 import judge_service_pb2
 from orchard.sandbox.v1 import sandbox_pb2, sandbox_service_pb2
@@ -42,9 +50,13 @@ KNOWN: Known = {
     "path": ("/tmp/fuzz", "/tmp/fuzz/a", "relative"),
     "source_path": ("/tmp/fuzz",),
     "target_path": ("/tmp/fuzz2",),
+    "tenant": ("fuzzed-tenant",),
 }
 MODULES = (
     audit_service_pb2,
+    image_service_pb2,
+    key_service_pb2,
+    tenant_service_pb2,
     usage_service_pb2,
     version_service_pb2,
     exec_service_pb2,
@@ -56,7 +68,8 @@ MODULES = (
     group_service_pb2,
     trajectory_service_pb2,
 )
-METHODS = methods_of(*MODULES)
+# An import would read whatever folder of this machine comes up, the root among them.
+METHODS = [method for method in methods_of(*MODULES) if name_of(method) != "ImageService.ImportImage"]
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +78,16 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProce
         yield platform
 
 
+@pytest.fixture(scope="module")
+def api_key(platform: PlatformProcess) -> str:
+    """Of a tenant that no message names by chance: it could be left without room for the sandbox."""
+    with orchard.SandboxClient(platform.endpoint, api_key=platform.api_key) as client:
+        return client.keys.create("whose-sandbox-it-is", roles=["user", "admin"]).secret
+
+
 @pytest.fixture
-async def wire(platform: PlatformProcess) -> AsyncIterator[Wire]:
-    async with wire_to(platform.endpoint, platform.api_key) as wire:
+async def wire(platform: PlatformProcess, api_key: str) -> AsyncIterator[Wire]:
+    async with wire_to(platform.endpoint, api_key) as wire:
         yield wire
 
 

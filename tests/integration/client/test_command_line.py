@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from orchard import ExecEnd, Sandbox, SandboxClient, SandboxState
@@ -122,6 +124,26 @@ def test_administration(cli: Cli) -> None:
     code, _out, err = cli("keys", "create", "--scope", "everything")
     assert code == 2
     assert b"scopes[0]: must be one of sandboxes:read" in err
+
+
+def test_usage_by_label(cli: Cli) -> None:
+    run = f"run-{secrets.token_hex(4)}"
+    for _ in range(2):
+        made = cli("create", "--label", f"run={run}", "--cpu", "2")[1].decode().strip()
+        assert cli("rm", made)[0] == 0
+
+    def found() -> list[dict[str, Any]]:
+        return [one for one in cli.json("usage", "--since", "1h", "--group-by", "run") if one["label_value"] == run]
+
+    wait_until(lambda: [one["sandboxes"] for one in found()] == [2], "what was used to be written")
+    (used,) = found()
+    assert used["sandbox_seconds"] > 0
+    # A second of each is two of processors.
+    assert used["cpu_hours"] == pytest.approx(used["sandbox_seconds"] * 2 / 3600, rel=0.01)
+    lines = [line.split() for line in cli("usage", "-g", "run")[1].decode().splitlines()]
+    assert ["TENANT", "RUN", "SANDBOXES"] in [line[:3] for line in lines]
+    (row,) = (line for line in lines if run in line)
+    assert row[:3] == ["default", run, "2"]
 
 
 def test_the_audit_log(cli: Cli) -> None:

@@ -27,6 +27,23 @@ ORCHARD = str(Path(sys.executable).with_name("orchard"))
 READY = b"ready> "
 MIB = 1 << 20
 Terminals = Callable[..., LocalTerminal]
+# Draws its window anew with each key and each new size.
+FULL_SCREEN = """
+import curses
+
+def main(screen):
+    told = "begun"
+    while True:
+        screen.clear()
+        rows, columns = screen.getmaxyx()
+        screen.addstr(rows - 1, 0, f"{rows} by {columns}: {told}", curses.A_REVERSE)
+        key = screen.getch()
+        if key == ord("q"):
+            return
+        told = {curses.KEY_UP: "up", curses.KEY_F3: "f3", curses.KEY_RESIZE: "resized", 3: "ctrl-c"}.get(key, "other")
+
+curses.wrapper(lambda screen: (curses.raw(), main(screen)))
+"""
 
 
 @pytest.fixture
@@ -94,6 +111,21 @@ def test_the_window_may_change(terminal: Terminals, sandbox: Sandbox) -> None:
     window.until(b"44 132\r\n")
     window.process.terminate()
     window.exit()
+
+
+def test_a_program_that_takes_the_whole_screen_is_at_home(terminal: Terminals, sandbox: Sandbox) -> None:
+    window = terminal("exec", "-it", sandbox.sandbox_id, "--", "python3", "-c", FULL_SCREEN, rows=24, columns=80)
+    at = window.until(b"24 by 80: begun", window.until(b"\x1b[?1049h"))  # the other screen (ctlseqs, private mode 1049)
+    # As keys come while an application asked for them (terminfo: kcuu1, kf3).
+    for keys, told in ((b"\x1bOA", b"up"), (b"\x1bOR", b"f3"), (b"\x03", b"ctrl-c")):
+        window.type(keys)
+        at = window.until(b"24 by 80: " + told, at)
+    window.resize(50, 132)
+    at = window.until(b"50 by 132: resized", at)
+    window.type(b"q")
+    window.until(b"\x1b[?1049l", at)
+    assert window.exit() == 0
+    assert window.is_as_before
 
 
 def test_exit_codes_are_passed_on(terminal: Terminals, sandbox: Sandbox) -> None:

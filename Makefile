@@ -67,7 +67,7 @@ chaos: setup payload ## Kill loops at full length, hours of them, on one machine
 	ORCHARD_CHAOS_SEED=$(SEED) ORCHARD_CHAOS_ROUNDS=20 $(PYTEST) tests/e2e -m chaos --timeout 3600
 	ORCHARD_CHAOS_SEED=$(SEED) ORCHARD_CHAOS_ROUNDS=50 $(PYTEST) tests/integration/judge -m chaos
 	ORCHARD_CHAOS_SEED=$(SEED) ORCHARD_CHAOS_ROUNDS=20 $(PYTEST) tests/integration/exec_agent tests/integration/exec_agent_files -m chaos --timeout 3600
-	ORCHARD_CHAOS_SEED=$(SEED) ORCHARD_CHAOS_ROUNDS=20 $(PYTEST) tests/cluster/pods -m chaos -s
+	ORCHARD_CHAOS_SEED=$(SEED) ORCHARD_CHAOS_ROUNDS=20 $(PYTEST) tests/cluster/watcher tests/cluster/pods -m chaos -s
 
 .PHONY: conformance
 conformance: setup ## The real harnesses and trainers check our files, in 6 GB of environments of their own (tests/conformance)

@@ -6,7 +6,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from services.common.states import State
 from services.common.watch_cache import WatchCache
 from tests.cluster.watcher.pods import BACKSTOP, Truth, Watched
 from tests.support.api_proxy import ApiProxy
+from tests.support.otlp import Receiver, attributes, receiver
 from tests.support.platform import ROOT
 from tests.support.testbed import NAMESPACE, Testbed
 
@@ -29,7 +30,9 @@ async def until(holds: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def replica(kubeconfig: Path, folder: Path, name: str) -> AsyncIterator[WatchCache]:
+async def replica(
+    kubeconfig: Path, folder: Path, name: str, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[WatchCache]:
     """A watcher's process, and the cache of a gateway that follows it."""
     own = {key: value for key, value in os.environ.items() if not key.startswith("ORCHARD_")}
     settings = {
@@ -39,7 +42,7 @@ async def replica(kubeconfig: Path, folder: Path, name: str) -> AsyncIterator[Wa
         "ORCHARD_LISTEN": f"unix:{folder}/{name}",
     }
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.watcher"), cwd=ROOT, env={**own, **settings}
+        *(sys.executable, "-m", "services.watcher"), cwd=ROOT, env={**own, **settings, **(environment or {})}
     )
     cache = WatchCache(settings["ORCHARD_LISTEN"], Health(), include_spec=True)
     following = asyncio.ensure_future(cache.run())
@@ -120,6 +123,35 @@ async def test_an_address_that_is_anothers_now_is_not_ready(
         a = cache.get("t", "a")
         assert a is not None
         assert a.state is State.STARTING
+
+
+def measured(received: Receiver, name: str) -> dict[str, int]:
+    """The newest values of a metric, by kind."""
+    metric = received.metrics.get(name)
+    if metric is None:
+        return {}
+    points = getattr(metric, metric.WhichOneof("data")).data_points
+    return {attributes(point)["kind"]: point.as_int for point in points}
+
+
+async def test_what_happens_to_the_watch_is_measured(
+    truth: Truth, proxy: ApiProxy, kubeconfig: Path, tmp_path: Path
+) -> None:
+    await truth.create("a")
+    async with receiver() as (received, endpoint):
+        telemetry = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_METRIC_EXPORT_INTERVAL": "200"}
+        async with replica(kubeconfig, tmp_path, "w", telemetry) as cache:
+            await until(lambda: measured(received, "orchard.watch").get("relists"))
+            before = measured(received, "orchard.watch")
+            assert before.keys() == {"events", "repeats", "bookmarks", "relists", "resumes", "interruptions"}
+            proxy.cut()
+            await truth.create("b")
+            await until(lambda: cache.get("t", "b"))
+            await until(lambda: measured(received, "orchard.watch")["interruptions"] > before["interruptions"])
+            await until(lambda: measured(received, "orchard.watch")["resumes"] > before["resumes"])
+            await until(lambda: measured(received, "orchard.watch")["events"] > before["events"])
+            await until(lambda: measured(received, "orchard.sandboxes").get("STARTING") == 2)
+            await until(lambda: measured(received, "orchard.watch.lag"))
 
 
 async def test_an_api_server_that_starts_anew_is_followed_on(

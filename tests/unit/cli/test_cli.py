@@ -284,6 +284,33 @@ def test_standard_streams_are_no_files(places: tuple[str, str], instead: str) ->
     assert f"'-' is no file: write `{instead}`" in " ".join(done.stderr.split())
 
 
+INTERRUPTED = """
+import sys
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupts())
+if sys.argv[1] == "the commands":
+    import typer.main
+    def get_command(app):
+        raise KeyboardInterrupt
+    typer.main.get_command = get_command
+from orchard._cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("moment", ["typer", "typer.core", "orchard._cli.judge", "orchard._cli.usage", "the commands"])
+def test_ctrl_c_while_it_starts_leaves_no_traceback(moment: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, moment], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_a_full_disk_behind_the_output_is_said_in_words() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

@@ -8,29 +8,33 @@ from typing import Annotated, Any
 
 try:
     import typer
+    from typer.core import TyperGroup
 except ImportError:  # an installation without the extra
     sys.exit("orchard: the command line needs its extra: pip install 'orchard-platform[cli]'")
+except KeyboardInterrupt:
+    sys.exit(130)
 
-from typer.core import TyperGroup
-
-from orchard._cli import (
-    admin,
-    audit,
-    commands,
-    copying,
-    execution,
-    groups,
-    judge,
-    judge_quality,
-    judge_rubrics,
-    plugins,
-    ports,
-    tenants,
-    trajectory_files,
-    trajectory_rewards,
-)
-from orchard._cli.output import FAILURE, USAGE, fail
-from orchard._cli.usage import explained
+try:
+    from orchard._cli import (
+        admin,
+        audit,
+        commands,
+        copying,
+        execution,
+        groups,
+        judge,
+        judge_quality,
+        judge_rubrics,
+        plugins,
+        ports,
+        tenants,
+        trajectory_files,
+        trajectory_rewards,
+    )
+    from orchard._cli.output import FAILURE, USAGE, fail
+    from orchard._cli.usage import explained
+except KeyboardInterrupt:  # all this takes most of the time until the program is there, seconds on a busy machine
+    sys.exit(130)
 
 
 class OrchardGroup(TyperGroup):
@@ -122,7 +126,10 @@ app.command()(admin.version)
 
 def main() -> None:
     """Run the command line."""
-    app()
+    try:
+        app()
+    except KeyboardInterrupt:  # before or after the command's own part
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -301,6 +302,35 @@ async def test_so_it_is_in_coroutines_and_generators() -> None:
         [one async for one in Subject().each({})]  # type: ignore[arg-type]
     assert await Subject().act_later(2) == "xx"
     assert [one async for one in Subject().each(2)] == ["xx"]
+
+
+def test_a_loop_that_ends_closes_what_was_left_amid_its_items() -> None:
+    """Whoever leaves a list early leaves it to the event loop, which closes all generators at once."""
+    ends: list[str] = []
+    troubles: list[object] = []
+
+    @explained
+    class Paged:
+        """Has items that come one by one."""
+
+        async def items(self) -> AsyncGenerator[int, None]:
+            """All of them."""
+            try:
+                yield 1
+                yield 2
+            finally:
+                await asyncio.sleep(0)
+                ends.append("closed")
+
+    left = []
+
+    async def leave() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: troubles.append(context))
+        left.append(items := Paged().items())
+        assert await anext(items) == 1
+
+    asyncio.run(leave())
+    assert (ends, troubles) == (["closed"], [])
 
 
 def test_an_error_that_is_none_of_an_argument_stays_as_it_is() -> None:

@@ -18,7 +18,6 @@ import sys
 import types
 import typing
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import aclosing
 from typing import Any, Final, NamedTuple, TypeVar
 
 from orchard._client.errors import InvalidArgument, OrchardError
@@ -59,9 +58,9 @@ class Misfit(NamedTuple):
 
 def explained(cls: type[T]) -> type[T]:
     """Have the public methods of a class name the argument that is wrong."""
-    for name in dir(cls):
-        method = inspect.getattr_static(cls, name)
-        if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
+    members = {name: member for base in reversed(cls.__mro__) for name, member in vars(base).items()}
+    for name, method in members.items():
+        if isinstance(method, types.FunctionType) and (name == "__init__" or not name.startswith("_")):
             setattr(cls, name, _explaining(method))
     return cls
 
@@ -87,22 +86,38 @@ def _explaining(method: Callable[..., Any]) -> Callable[..., Any]:
                 _explain(method, args, given, error)
                 raise
             if isinstance(made, AsyncGenerator):
-                return _iterated(made, method, args, given)
+                return _Iterated(made, method, args, given)
             return made
 
     return run
 
 
-async def _iterated(
-    made: AsyncGenerator[Any, None], method: Callable[..., Any], args: Any, given: Any
-) -> AsyncGenerator[Any, None]:
-    async with aclosing(made):
+class _Iterated(AsyncGenerator[Any, None]):
+    """A generator whose errors are explained. No generator itself: an event loop that ends closes all that there are at
+    once, and of two, one within the other, one would be closed while the other closes it.
+    """
+
+    __slots__ = ("_args", "_given", "_made", "_method")
+
+    def __init__(self, made: AsyncGenerator[Any, None], method: Callable[..., Any], args: Any, given: Any) -> None:
+        self._made = made
+        self._method, self._args, self._given = method, args, given
+
+    async def __anext__(self) -> Any:
         try:
-            async for one in made:
-                yield one
+            return await self._made.__anext__()
         except _BARE as error:
-            _explain(method, args, given, error)
+            _explain(self._method, self._args, self._given, error)
             raise
+
+    async def asend(self, value: None) -> Any:
+        return await self._made.asend(value)
+
+    async def athrow(self, *error: Any) -> Any:
+        return await self._made.athrow(*error)
+
+    async def aclose(self) -> None:
+        await self._made.aclose()
 
 
 def _explain(method: Callable[..., Any], args: Any, given: Any, error: Exception) -> None:

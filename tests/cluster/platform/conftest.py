@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from orchard import AsyncSandboxClient
 
 from tests.cluster.conftest import BUSYBOX
 from tests.support.store_images import POSTGRES, VALKEY, import_store_images
@@ -128,3 +129,9 @@ def what_they_say(node: Testbed) -> str:
 async def wire(platform: Platform) -> AsyncIterator[Wire]:
     async with wire_to(platform.endpoint, platform.api_key, image=BUSYBOX) as wire:
         yield wire
+
+
+@pytest.fixture
+async def client(platform: Platform) -> AsyncIterator[AsyncSandboxClient]:
+    async with AsyncSandboxClient(platform.endpoint, api_key=platform.api_key, retry_timeout=300) as client:
+        yield client

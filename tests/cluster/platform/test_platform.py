@@ -10,13 +10,15 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
-from orchard import Judgement, Network, SandboxClient
+from orchard import AsyncSandboxClient, Judgement, Network, NotFound, SandboxClient, Step
 
 from services.common import pods
 from tests.cluster.conftest import BUSYBOX
@@ -35,22 +37,42 @@ from tests.e2e.test_bad_input import (  # noqa: F401 (tests)
     test_internal_services_cannot_be_reached,
     test_what_is_no_message_at_all,
 )
+from tests.e2e.test_channelz import test_of_the_gateway_for_admins_alone  # noqa: F401 (a test)
 from tests.e2e.test_grpcurl import (  # noqa: F401 (tests and their fixture)
     grpcurl,
     test_health_needs_no_key,
     test_reflection_lists_and_describes_every_public_service,
+)
+from tests.e2e.test_judge import (  # noqa: F401 (tests)
+    test_a_batch_goes_on_where_it_was_and_its_verdicts_are_calibrated,
+    test_a_key_needs_the_scope,
+    test_a_trajectory_is_judged_and_keeps_its_verdict,
+    test_a_value_curve_becomes_values_of_steps,
+    test_an_iterator_that_fails_ends_its_batch_with_its_own_error,
+    test_another_tenant_sees_nothing,
+    test_bad_input_names_its_field,
+    test_each_kind,
+    test_items_may_be_made_with_the_client_itself,
+)
+from tests.e2e.test_reused_ids import (  # noqa: F401 (tests)
+    test_every_sandbox_of_an_id_gets_its_own_secret,
+    test_what_was_deleted_is_used_no_longer,
 )
 from tests.e2e.test_sandboxes import (  # noqa: F401 (tests)
     test_a_repeated_create_makes_one_sandbox,
     test_a_sandbox_from_create_to_delete,
     test_an_id_that_lives_is_taken,
     test_lists_filter_and_page,
+    test_one_deleted_while_it_is_made_leaves_nothing,
     test_other_tenants_see_nothing,
     test_sandboxes_do_not_see_each_other,
+    test_usage_is_added_up,
 )
 from tests.support.health import NOT_SERVING, SERVING, wait_health
 from tests.support.testbed import NAMESPACE
 from tests.support.wire import Wire
+
+BACKSTOP = 110
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +100,46 @@ def test_create_exec_upload_download_delete(platform: Platform, tmp_path: Path) 
             assert platform.testbed.get("-n", NAMESPACE, "pod", pod)["status"]["phase"] == "Running"
         platform.testbed.kubectl("-n", NAMESPACE, "wait", "--for=delete", f"pod/{pod}", "--timeout=110s")
     assert (back / "deep/file").read_bytes() == (source / "deep/file").read_bytes()
+
+
+async def test_a_port_of_a_sandbox_is_one_here(client: AsyncSandboxClient) -> None:
+    async with await client.create(BUSYBOX, network=Network.NONE) as sandbox:
+        await sandbox.write_file("/srv/hello", b"hello")
+        await sandbox.start("httpd -f -p 8080 -h /srv")
+        async with sandbox.forward(8080, wait=BACKSTOP) as address, aiohttp.ClientSession(address.url) as session:
+            for _ in range(3):
+                async with session.get("/hello") as response:
+                    assert (response.status, await response.read()) == (200, b"hello")
+
+
+async def test_trajectories_are_kept_found_and_told(client: AsyncSandboxClient) -> None:
+    """Recorded with what a sandbox did, while somebody follows; then packed, listed, exported and deleted."""
+    name, label = f"t-{secrets.token_hex(6)}", secrets.token_hex(6)
+    async with (
+        await client.create(BUSYBOX) as sandbox,
+        client.record("task", sandbox=sandbox, trajectory_id=name, labels={"run": label}) as recording,
+    ):
+        recording.add(Step.user("Say hello."))
+        await sandbox.exec("echo hello")
+    steps = [step async for step in client.trajectories.follow(name)]
+    assert steps[0].text == "Say hello."
+    assert "hello" in steps[-1].text
+    listed = [one async for one in client.trajectories.list(labels={"run": label})]
+    assert [(one.trajectory_id, one.totals.steps) for one in listed] == [(name, len(steps))]
+    await client.trajectories.delete(labels={"run": label})
+    with pytest.raises(NotFound):
+        await client.trajectories.get(name)
+
+
+async def test_who_did_what_can_be_told(platform: Platform, client: AsyncSandboxClient) -> None:
+    key = await client.keys.create("team", name="to be revoked", scopes=["exec"], ttl=3600)
+    await client.keys.revoke(key.key.key_id)
+    async with asyncio.timeout(BACKSTOP):
+        # Entries are written in batches, a moment later.
+        while len(found := [entry async for entry in client.audit(target=key.key.key_id)]) < 2:
+            await asyncio.sleep(0.1)
+    assert [entry.method.rpartition("/")[2] for entry in found] == ["RevokeKey", "CreateKey"]
+    assert {(entry.key_id, entry.status) for entry in found} == {(platform.api_key.split("_")[1], "OK")}
 
 
 def test_a_network_profile_is_the_specs(platform: Platform) -> None:

@@ -8,6 +8,10 @@ import select
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+_EXITING: Final = 0x4
+"""PF_EXITING of the kernel's include/linux/sched.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,16 @@ class Identity:
             pass
         os.close(descriptor)
         raise ProcessLookupError(errno.ESRCH, f"process {self.pid} is gone")
+
+    def is_ending(self) -> bool:
+        """Whether it has begun to end. The first process of a pid namespace kills all others in it and waits for them
+        before it has ended itself (proc(5), stat, field 9).
+        """
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            return False
+        return int(fields[19]) == self.start and bool(int(fields[6]) & _EXITING)
 
 
 def has_ended(pidfd: int) -> bool:

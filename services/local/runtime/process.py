@@ -269,12 +269,12 @@ class ProcessRuntime:
         asyncio.get_running_loop().add_reader(descriptor, self._agent_ended, uid, live)
 
     def _agent_ended(self, uid: str, live: _Live) -> None:
-        """The agent is gone; unless its sandbox is too, join a fresh one."""
+        """The agent is gone; unless its sandbox is too, or is about to be, join a fresh one."""
         if live.agent_fd is not None:
             _stop_watching(live.agent_fd)
             live.agent_fd = None
         live.agent_ended.set()
-        if live.deleting or has_ended(live.init_fd):
+        if live.deleting or live.init.is_ending() or has_ended(live.init_fd):
             return
         live.joining = asyncio.get_running_loop().create_task(self._join_again(uid, live), name=f"agent of {uid}")
 
@@ -382,7 +382,7 @@ class ProcessRuntime:
             agent = None
         if agent is not None and linux.killed_for_memory(agent.pid, agent.start):
             return "the kernel killed it for lack of memory"
-        return f"nothing in the kernel's log{self._last_words(uid) or '; it was killed, or its sandbox is ending'}"
+        return f"nothing in the kernel's log{self._last_words(uid) or '; it was killed'}"
 
     def _last_words(self, uid: str) -> str:
         try:

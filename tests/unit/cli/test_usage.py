@@ -35,7 +35,12 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("--network moon", "network"),
         ("one --image two", "--image"),
     ],
-    "list": [("--label novalue", "--label"), ("--watch --json", "--watch"), ("--state odd", "state")],
+    "list": [
+        ("--label novalue", "--label"),
+        ("--watch --json", "--watch"),
+        ("--watch", "--watch"),
+        ("--state odd", "state"),
+    ],
     "get": [],
     "exec": [
         ("--timeout soon sb true", "--timeout"),

@@ -90,7 +90,7 @@ def list_sandboxes(  # noqa: PLR0917 (options of the command line)
     label: Labels = None,
     state: Annotated[list[str] | None, typer.Option(help="Only these states. Can be repeated.")] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Also those that have ended.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing on a terminal, until Ctrl-C.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print ids alone.")] = False,
     json: Json = False,
 ) -> None:
@@ -98,6 +98,9 @@ def list_sandboxes(  # noqa: PLR0917 (options of the command line)
     labels = pairs("--label", label)
     if watch and (json or quiet):
         raise typer.BadParameter("cannot be combined with --json or --quiet", param_hint="--watch")
+    if watch and not sys.stdout.isatty():
+        # What is drawn anew comes out at the very end there, and nobody who reads it would be missed.
+        raise typer.BadParameter("standard output is no terminal here; repeat `orchard list`", param_hint="--watch")
     with client() as api:
 
         def found() -> list[SandboxInfo]:

@@ -13,6 +13,8 @@ import pytest
 from orchard import Reward, SandboxClient, Step, Task, ToolCall
 
 from tests.integration.client.cli import Cli
+from tests.support.local_terminal import LocalTerminal
+from tests.support.platform import PlatformProcess
 
 
 @pytest.fixture
@@ -163,6 +165,16 @@ def test_a_batch_that_is_broken_off_says_how_to_go_on(cli: Cli, dataset: str) ->
     assert code == 1
     assert "goes on with the options that it began with" in said(err)
     assert "broken off" not in said(err)
+
+
+def test_a_batch_on_a_terminal_shows_how_far_it_is_and_what_it_cost(platform: PlatformProcess, dataset: str) -> None:
+    names = [f"{dataset}-{number}" for number in range(2)]
+    orchard = str(Path(sys.executable).with_name("orchard"))
+    environment = platform.client_environment()
+    with LocalTerminal(orchard, "judge", "batch", *names, environment=environment, columns=120) as window:
+        begun = window.until(b"0/2", window.until(b"judging"))
+        window.until(b"$0.0000", window.until(b"2/2", begun))
+        assert window.exit() == 0
 
 
 def test_a_batch_asks_one_question(cli: Cli, dataset: str) -> None:

@@ -159,6 +159,8 @@ async def test_each_kind(calls: Calls, server: JudgeServer) -> None:
     verdict = await calls.judge(screens, images=sent, kind="GUI_SUCCESS")
     assert verdict.value == 1.0
     assert list(verdict.provenance.image_hashes) == [sha256 for sha256, _part in shown[1:]]
+    kept = calls.process.objects / "images" / calls.tenant
+    assert {path.name: path.read_bytes() for path in kept.iterdir()} == sent
     curve = await calls.judge(kind="VALUE_CURVE")
     assert list(curve.values) == [judge_pb2.StateValue(state=0, step_index=1, value=0.5)]
     pair = await calls.judge(STEPS, STEPS, kind="PAIRWISE")

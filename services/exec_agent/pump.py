@@ -45,6 +45,8 @@ class OutputPump:
         self._read_size = FIRST_READ
         self._stalled: Timer | None = None
         self.followers: set[Follower] = set()
+        self.expected: Follower | None = None
+        """In the place of a follower that is still to come."""
         self.on_eof: Callable[[], None] | None = None
         self.cut = False
         """Whether more was written than the limit allows."""
@@ -56,6 +58,11 @@ class OutputPump:
     def eof(self) -> bool:
         """Whether nothing can be written any more."""
         return not self._pipes
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether followers, or one that is expected, hold the command up."""
+        return self._stalled is not None
 
     def drain(self, *, force: bool = False) -> bool:
         """Take what stands in the pipes now, without waiting; False if followers hold it up, unless forced."""
@@ -74,6 +81,11 @@ class OutputPump:
                     break
                 taken += size
         return True
+
+    def follow(self, follower: Follower) -> None:
+        """A follower has come: the one that was expected, if any was."""
+        self.followers.add(follower)
+        self.expected = None
 
     def follower_moved(self) -> None:
         """A follower has read on or left."""
@@ -135,18 +147,23 @@ class OutputPump:
 
     def _must_stall(self) -> bool:
         spool, size = self._spool, self._next_size
-        if not self.followers or not spool.would_overwrite(spool.start, size):
+        if not spool.would_overwrite(spool.start, size):
             return False
-        return any(not f.lagging and spool.would_overwrite(f.offset, size) for f in self.followers)
+        return any(not f.lagging and spool.would_overwrite(f.offset, size) for f in self._held_up_for)
+
+    @property
+    def _held_up_for(self) -> tuple[Follower, ...]:
+        return (*self.followers,) if self.expected is None else (*self.followers, self.expected)
 
     def _stall(self) -> None:
         for pipe in self._pipes:
             self._waits.unwatch(pipe)
         if self._stalled is None:
             self._stalled = self._waits.call_later(STALL_SECONDS, self._give_up)
+            self._spool.notify()
 
     def _give_up(self) -> None:
-        for follower in self.followers:
+        for follower in self._held_up_for:
             if self._spool.would_overwrite(follower.offset, self._next_size):
                 follower.lagging = True
         self._resume()

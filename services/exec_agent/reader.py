@@ -45,7 +45,7 @@ class OutputReader:
         execution.call_opened()
         execution.spool.listeners.add(self)
         if execution.pump is not None and self._stop_at is None:
-            execution.pump.followers.add(self)
+            execution.pump.follow(self)
 
     async def next(self) -> Chunk | Gap | None:
         """The next piece; None at the end.
@@ -82,7 +82,7 @@ class OutputReader:
         """There is more output, or there will be none."""
         if self._stop_at is None and not self._closed and self._execution.pump is not None:
             # A command that was queued has its pump only now: it must not run away before this reader has caught up.
-            self._execution.pump.followers.add(self)
+            self._execution.pump.follow(self)
         if self._waiter is not None and (self._execution.spool.end >= self._wake_at or self._ending):
             wake(self._waiter)
 

@@ -12,6 +12,7 @@ from services.common.pages import decode_token, encode_token
 from services.common.validation import seconds_of
 from services.exec_agent.addressee import fields_for
 from services.exec_agent.execution import Execution
+from services.exec_agent.expected_reader import ExpectedReader
 from services.exec_agent.model import Chunk
 from services.exec_agent.process import Target
 from services.exec_agent.service import ExecService
@@ -28,6 +29,8 @@ from services.exec_agent.servicer_stdin import StdinServicer
 from services.exec_agent.settings import VERSION, AgentConfig
 
 INLINE_OUTPUT: Final = 512 << 10
+_READER_SECONDS: Final = 10.0
+"""How long a command is held up for a caller that said that it reads on."""
 
 
 class ExecServicer(StdinServicer):
@@ -42,14 +45,21 @@ class ExecServicer(StdinServicer):
         wait = seconds_of(request.wait)
         fields.check(0 <= wait <= 60, "wait", "must be from 0 s to 60 s; use WaitExec or ReadOutput for longer")
         execution = self.begin(fields, request.exec_id, request.spec)
+        expected = ExpectedReader(execution, INLINE_OUTPUT) if request.reads_on else None
         execution.call_opened()
+        goes_on = False
         try:
             if execution.pump is not None:
                 await execution.begun.wait()
-            if wait > 0:
+            if expected is not None:
+                await expected.wait(wait)
+            elif wait > 0:
                 await execution.done.wait(wait)
+            goes_on = execution.result is None
         finally:
             execution.call_closed()
+            if expected is not None:
+                expected.close(_READER_SECONDS if goes_on else 0.0)
         execution.check_interrupted()
         if execution.start_error is not None:
             raise execution.start_error

@@ -51,6 +51,14 @@ def test_output_that_is_not_inline_is_complete(sandbox: Sandbox) -> None:
     assert result.dropped_bytes == 0
 
 
+@pytest.mark.parametrize("given", [b"", b"x" * (1 << 20)], ids=["none", "long"])
+def test_output_of_many_times_what_is_retained_is_complete(sandbox: Sandbox, given: bytes) -> None:
+    """However fast the command is and however slow this reader: it is followed from its beginning."""
+    size = 24 << 20
+    result = sandbox.exec(f"cat; head -c {size} /dev/zero", input=given, retained_limit=64 << 10)
+    assert (len(result.stdout_bytes), result.dropped_bytes, result.ok) == (len(given) + size, 0, True)
+
+
 def test_a_command_longer_than_the_first_wait_is_followed(sandbox: Sandbox) -> None:
     result = sandbox.exec("echo early; sleep 1.5; echo late")
     assert result.stdout == "early\nlate\n"

@@ -110,13 +110,16 @@ class Client:
         self.metadata = ((AGENT_TOKEN_KEY, token),)
         self.sandbox_id = sandbox_id
 
-    async def start(
-        self, command: exec_pb2.ExecSpec, wait: float = 60.0, exec_id: str | None = None
-    ) -> exec_service_pb2.StartExecResponse:
+    def start_call(self, command: exec_pb2.ExecSpec, wait: float, exec_id: str, *, reads_on: bool = False) -> Any:
         request = exec_service_pb2.StartExecRequest(
-            sandbox_id=self.sandbox_id, exec_id=exec_id or new_id(), spec=command, wait=duration(wait)
+            sandbox_id=self.sandbox_id, exec_id=exec_id, spec=command, wait=duration(wait), reads_on=reads_on
         )
-        return await self.stub.StartExec(request, metadata=self.metadata, timeout=BACKSTOP)
+        return self.stub.StartExec(request, metadata=self.metadata, timeout=BACKSTOP)
+
+    async def start(
+        self, command: exec_pb2.ExecSpec, wait: float = 60.0, exec_id: str | None = None, *, reads_on: bool = False
+    ) -> exec_service_pb2.StartExecResponse:
+        return await self.start_call(command, wait, exec_id or new_id(), reads_on=reads_on)
 
     async def run(self, command: exec_pb2.ExecSpec, exec_id: str | None = None) -> Output:
         """Start, wait, and give what the unary form brought."""

@@ -192,6 +192,54 @@ async def test_a_command_without_readers_is_never_slowed(client: Client) -> None
     assert response.exec.result.output_bytes == 100 * MIB
 
 
+@pytest.mark.parametrize("wait", [0.0, 60.0])
+@pytest.mark.parametrize("queued", [False, True])
+async def test_whoever_reads_on_finds_all_however_much_is_written_before(
+    client: Client, work: Path, wait: float, queued: bool
+) -> None:
+    content, exec_id = blocks(8 * MIB), new_id()
+    (work / "in").write_bytes(content)
+    if queued:
+        await client.start(spec(shell=f"until [ -e {work}/go ]; do sleep 0.05; done"), wait=0)
+    command = spec("cat", f"{work}/in", retained_limit_bytes=256 * KIB)
+    starting = asyncio.ensure_future(client.start(command, wait, exec_id, reads_on=True))
+    if queued:
+        while (await client.list())[0].exec_id != exec_id:
+            pass
+        (work / "go").touch()
+    response = await starting
+    # There is more than an answer takes: it does not wait for an end that waits for its reader.
+    assert response.exec.state != exec_pb2.EXEC_STATE_ENDED
+    if wait:
+        assert (await client.wait(exec_id, 0.3)).output_bytes <= 256 * KIB
+    found = await client.read(exec_id)
+    assert (found.gaps, found.stdout == content) == ([], True)
+    assert found.result is not None
+    assert (found.result.exit_code, found.result.dropped_bytes) == (0, len(content) - 256 * KIB)
+
+
+async def test_a_command_waits_not_for_ever_for_a_reader_that_never_comes(client: Client) -> None:
+    command = spec("head", "-c", str(8 * MIB), "/dev/zero", retained_limit_bytes=256 * KIB, concurrent=True)
+    left, cut = new_id(), new_id()
+    assert (await client.start(command, 60, left, reads_on=True)).exec.state == exec_pb2.EXEC_STATE_RUNNING
+    # A call that is cut off is known to be: nobody reads on from there.
+    never = spec(shell=f"sleep 0.3; head -c {8 * MIB} /dev/zero", retained_limit_bytes=256 * KIB, concurrent=True)
+    call = client.start_call(never, 60, cut, reads_on=True)
+    await call.wait_for_connection()
+    while not any(one.exec_id == cut for one in await client.list()):
+        pass
+    call.cancel()
+    for exec_id in (cut, left):
+        ended = await client.wait(exec_id)
+        assert (ended.state, ended.output_bytes) == (exec_pb2.EXEC_STATE_ENDED, 8 * MIB)
+
+
+async def test_a_short_command_is_answered_whole_to_whoever_would_read_on(client: Client) -> None:
+    response = await client.start(spec("seq", "1000"), reads_on=True)
+    assert response.output_complete
+    assert b"".join(chunk.data for chunk in response.output) == b"".join(b"%d\n" % n for n in range(1, 1001))
+
+
 async def test_output_limit_ends_a_command(client: Client) -> None:
     exec_id = new_id()
     response = await client.start(spec("yes", output_limit_bytes=100_001), exec_id=exec_id)

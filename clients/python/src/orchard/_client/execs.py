@@ -56,14 +56,18 @@ class Run(ExecCalls):
         """Around it, for those who observe the sandbox's commands."""
         return self.observers.observing(self.sandbox_id, self.exec_id, self.spec, background=background)
 
-    async def start(self, wait_seconds: float) -> exec_service_pb2.StartExecResponse:
+    async def start(self, wait_seconds: float, *, reads_on: bool = False) -> exec_service_pb2.StartExecResponse:
         """Start it; repeats start nothing. With `wait_seconds` the answer has its end and output, if it comes in that
-        time.
+        time. Whoever `reads_on` from the beginning finds all output, however much that is by then.
         """
         if self.spec.stdin_mode or self.spec.HasField("tty"):
             await check_takes_input(self)
         request = exec_service_pb2.StartExecRequest(
-            sandbox_id=self.sandbox_id, exec_id=self.exec_id, spec=self.spec, wait=duration("wait", wait_seconds)
+            sandbox_id=self.sandbox_id,
+            exec_id=self.exec_id,
+            spec=self.spec,
+            wait=duration("wait", wait_seconds),
+            reads_on=reads_on,
         )
         return await self.unary(lambda c: c.exec.StartExec, request, timeout=CALL_SECONDS + wait_seconds)
 
@@ -73,7 +77,7 @@ class Run(ExecCalls):
         """
         wait_seconds = INLINE_WAIT_SECONDS if self.input is None else 0.0
         while True:
-            response = await self.start(wait_seconds)
+            response = await self.start(wait_seconds, reads_on=True)
             if response.exec.state == exec_pb2.EXEC_STATE_ENDED and response.output_complete:
                 self.chunks = [(stream_name(chunk.stream), chunk.data) for chunk in response.output]
                 return self.end(response.exec.result)

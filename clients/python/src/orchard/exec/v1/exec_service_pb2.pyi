@@ -55,10 +55,16 @@ class StartExecRequest(_message.Message):
     EXEC_ID_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
+    READS_ON_FIELD_NUMBER: _builtins.int
     sandbox_id: _builtins.str
     """The sandbox."""
     exec_id: _builtins.str
     """Chosen by the caller: 1 to 64 of A-Z, a-z, 0-9, '-', '_'. Required. The id "start" is the sandbox's start command."""
+    reads_on: _builtins.bool
+    """Whether the caller reads the output from its beginning (ReadOutput), where this call does not return all of it. Then the wait ends
+    once there is more than it returns, and until the reader comes, for 10 s at most, the command waits rather than that any of its
+    output is dropped.
+    """
     @_builtins.property
     def spec(self) -> _exec_pb2.ExecSpec:
         """What to run."""
@@ -74,10 +80,11 @@ class StartExecRequest(_message.Message):
         exec_id: _builtins.str = ...,
         spec: _exec_pb2.ExecSpec | None = ...,
         wait: _duration_pb2.Duration | None = ...,
+        reads_on: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exec_id", b"exec_id", "sandbox_id", b"sandbox_id", "spec", b"spec", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exec_id", b"exec_id", "reads_on", b"reads_on", "sandbox_id", b"sandbox_id", "spec", b"spec", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -29,6 +29,9 @@ def build(top: Path, tree: dict[str, tuple[str, str]]) -> None:
     for name, (kind, target) in sorted(tree.items()):
         path = top / name
         try:
+            # A link may lead out of here, where nothing is to be made.
+            if not path.parent.resolve().is_relative_to(top):
+                continue
             path.parent.mkdir(parents=True, exist_ok=True)
             if kind == "file":
                 path.touch()
@@ -36,8 +39,8 @@ def build(top: Path, tree: dict[str, tuple[str, str]]) -> None:
                 path.mkdir()
             else:
                 path.symlink_to(target if kind == "relative" else f"{top}/{target}")
-        except OSError:
-            continue  # a file or a link stands where a folder would have to
+        except (OSError, RuntimeError):
+            continue  # a file, a link or a circle of links stands where a folder would have to
 
 
 def outcome(opener, path: bytes, flags: int) -> tuple[int, int] | int:

@@ -6,6 +6,7 @@ set -euo pipefail
 here=$(dirname "$0")
 output=${1:-build/rewards}
 orchard=${ORCHARD:-orchard}
+mkdir -p "$output"
 
 echo "1. trajectories"
 "$orchard" trajectories import "$here/attempts.jsonl"

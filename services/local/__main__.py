@@ -9,7 +9,13 @@ from services.local import commands
 
 def main() -> None:
     """Run one command."""
-    app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+    app = typer.Typer(
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        # Boxes would break the paths in errors over lines.
+        rich_markup_mode=None,
+    )
     app.command("up")(commands.up)
     app.command("demo")(commands.demo)
     app.add_typer(commands.image, name="image")

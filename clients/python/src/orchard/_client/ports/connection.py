@@ -150,9 +150,10 @@ class ForwardedConnection:
 
     def reset(self) -> None:
         """Break it, so that the local program cannot take it for complete. Can be repeated."""
-        with contextlib.suppress(OSError):
-            sock = self._writer.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
+        # Closed already: asyncio says OSError, uvloop ValueError, or has none any more.
+        with contextlib.suppress(OSError, ValueError):
+            if sock := self._writer.get_extra_info("socket"):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
         self._writer.transport.abort()
 
 

@@ -13,12 +13,14 @@ from tests.support.platform import PlatformProcess
 class Cli:
     """Runs the command line as a user would."""
 
+    program = (sys.executable, "-m", "orchard._cli.main")
+
     def __init__(self, platform: PlatformProcess) -> None:
         self.environment = platform.client_environment()
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "orchard._cli.main", *arguments],
+            [*self.program, *arguments],
             env=self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from orchard import ExecEnd, ExecResult
-from orchard._cli.execution import PLATFORM_ERROR, _ended
+from orchard._cli.execution import PLATFORM_ERROR, tell_end
 
 
 def result(**more: object) -> ExecResult:
@@ -19,5 +19,5 @@ def result(**more: object) -> ExecResult:
 def test_output_that_is_missing_is_told_and_is_no_success(
     capsys: pytest.CaptureFixture[str], dropped: int, code: int, whole: bool, expected: int
 ) -> None:
-    assert _ended(result(dropped_bytes=dropped, exit_code=code), whole=whole) == expected
+    assert tell_end(result(dropped_bytes=dropped, exit_code=code), whole=whole) == expected
     assert ("5 bytes of the output are missing" in capsys.readouterr().err) == bool(dropped)

@@ -6,14 +6,14 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from orchard._cli.output import Json, SandboxId, client, fail, pairs, print_json, seconds
+from orchard._cli.output import Json, SandboxId, client, complete_exec, fail, pairs, print_json, seconds
 
 if TYPE_CHECKING:
-    from orchard import ExecResult, Sandbox
+    from orchard import ExecResult, OutputChunk, Sandbox
 
 # As `docker exec` and shells have it.
 PLATFORM_ERROR: Final = 125
@@ -47,7 +47,13 @@ def exec_command(  # noqa: PLR0917 (options of the command line)
     merge_stderr: Annotated[bool, typer.Option(help="Send its stderr to stdout, in exact order.")] = False,
     concurrent: Annotated[bool, typer.Option(help="Do not wait for the commands before it.")] = False,
     background: Annotated[
-        bool, typer.Option("--detach", "-d", help="Start it, print its exec id and return; it runs on.")
+        bool,
+        typer.Option(
+            "--detach",
+            "-d",
+            help="Start it, print its exec id and return; it runs on. `orchard ps` tells how it stands, `orchard logs` "
+            "shows its output, `orchard kill` ends it.",
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -70,7 +76,7 @@ def exec_command(  # noqa: PLR0917 (options of the command line)
         options["timeout"] = None if timeout == "none" else seconds("--timeout", timeout)
     command = command_words(command)
     program: str | list[str] = command[0] if len(command) == 1 else command
-    with _exit_codes():
+    with exit_codes():
         if (stdin or tty) and not json and not background:
             code = _attach(sandbox, program, options, stdin=stdin, tty=tty)
         else:
@@ -85,7 +91,14 @@ def shell_command(
     workdir: Annotated[str | None, typer.Option("--workdir", "-w", help="Where it starts.")] = None,
     user: Annotated[str | None, typer.Option("--user", "-u", help="Whose shell: name or name:group.")] = None,
     attach: Annotated[
-        str | None, typer.Option("--attach", "-a", metavar="EXEC_ID", help="Go on with a terminal that was left.")
+        str | None,
+        typer.Option(
+            "--attach",
+            "-a",
+            metavar="EXEC_ID",
+            help="Go on with a terminal that was left.",
+            autocompletion=complete_exec,
+        ),
     ] = None,
 ) -> None:
     """Open a shell in a sandbox: bash where it has that, else sh.
@@ -105,13 +118,14 @@ def shell_command(
         raise typer.BadParameter("goes without --env, --workdir and --user: it runs already", param_hint="--attach")
     options = {"env": pairs("--env", env), "cwd": workdir, "user": user}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    with _exit_codes():
+    with exit_codes():
         code = _attach(sandbox, _SHELL, given, stdin=True, tty=True, exec_id=attach)
     raise typer.Exit(code)
 
 
 @contextmanager
-def _exit_codes() -> Iterator[None]:
+def exit_codes() -> Iterator[None]:
+    """Errors exit with codes that leave the command's own to the command."""
     from orchard import CommandNotStarted, OrchardError
 
     try:
@@ -180,7 +194,7 @@ async def _run_attached(
             return 0
         except Left as left:
             return 128 + left.number
-    return _ended(result, whole=not tty)
+    return tell_end(result, whole=not tty)
 
 
 def command_words(words: list[str]) -> list[str]:
@@ -206,6 +220,7 @@ def _run(sandbox: Sandbox, program: str | list[str], options: dict[str, Any], *,
             print_json({"exec_id": process.exec_id, "pid": process.pid})
         else:
             typer.echo(process.exec_id)
+            _tell_where_it_is(sandbox.sandbox_id, process.exec_id)
         return 0
     if json:
         result = sandbox.exec(program, **options)
@@ -213,11 +228,20 @@ def _run(sandbox: Sandbox, program: str | list[str], options: dict[str, Any], *,
         return exit_code(result)
     stream = sandbox.exec_stream(program, **options)
     for chunk in stream:
-        _write(sys.stderr.buffer if chunk.stream == "stderr" else sys.stdout.buffer, chunk.data)
-    return _ended(stream.result, whole=True)
+        write_chunk(chunk)
+    return tell_end(stream.result, whole=True)
 
 
-def _ended(result: ExecResult, *, whole: bool) -> int:
+def _tell_where_it_is(sandbox_id: str, exec_id: str) -> None:
+    """To a person; a program has the id, which is all on standard output."""
+    if sys.stdout.isatty() and sys.stderr.isatty():
+        this = f"{sandbox_id} {exec_id}"
+        typer.echo(
+            f"orchard: it runs on; `orchard logs -f {this}` follows its output, `orchard kill {this}` ends it", err=True
+        )
+
+
+def tell_end(result: ExecResult, *, whole: bool) -> int:
     """Say what is to be said of an end; the exit code. `whole`: output that is missing must not pass for a success."""
     if result.ended not in ("exited", "signalled"):
         typer.echo(f"orchard: {result.describe()}", err=True)
@@ -228,8 +252,10 @@ def _ended(result: ExecResult, *, whole: bool) -> int:
     return code or (PLATFORM_ERROR if whole else 0)
 
 
-def _write(target: BinaryIO, data: bytes) -> None:
-    target.write(data)
+def write_chunk(chunk: OutputChunk) -> None:
+    """Write output to the stream here that it had there."""
+    target = sys.stderr.buffer if chunk.stream == "stderr" else sys.stdout.buffer
+    target.write(chunk.data)
     target.flush()
 
 

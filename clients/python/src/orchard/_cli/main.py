@@ -27,6 +27,7 @@ try:
         judge_rubrics,
         plugins,
         ports,
+        processes,
         tenants,
         trajectory_files,
         trajectory_rewards,
@@ -75,7 +76,7 @@ app = typer.Typer(
     cls=OrchardGroup,
     help="Isolated sandboxes for agentic modelling: create them, run commands in them, move files.",
     epilog="Exit codes: 0 done, 1 it failed, 2 what was typed is wrong and nothing was done, 130 Ctrl-C. "
-    "exec and shell pass on the command's.",
+    "exec, shell and logs --follow pass on the command's.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     # Help by rich looks alike and takes 0.2 s longer; its boxes break the paths in errors over lines.
@@ -104,6 +105,9 @@ app.command(
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
 )(execution.exec_command)
 app.command("shell")(execution.shell_command)
+app.command()(processes.ps)
+app.command()(processes.logs)
+app.command()(processes.kill)
 app.command("cp")(copying.copy)
 app.command()(ports.forward)
 app.command()(ports.expose)

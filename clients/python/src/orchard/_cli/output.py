@@ -41,6 +41,30 @@ def complete_sandbox(incomplete: str) -> list[tuple[str, str]]:
 SandboxId = Annotated[str, typer.Argument(help="The sandbox's id.", autocompletion=complete_sandbox)]
 
 
+def complete_exec(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Ids of the commands of the sandbox that was typed before, newest first, for the shell's completion; none if the
+    platform does not answer at once.
+    """
+    from orchard import OrchardError, SandboxClient
+
+    try:
+        with SandboxClient(retry_timeout=0.5) as client:
+            found = client.attach(ctx.params.get("sandbox") or "").list_execs()
+            return [(one.exec_id, one_line(one.command)) for one in found if one.exec_id.startswith(incomplete)]
+    except OrchardError:
+        return []
+
+
+ExecId = Annotated[
+    str,
+    typer.Argument(
+        help="The command's id, as `orchard exec -d` and `orchard ps` print it.",
+        metavar="EXEC_ID",
+        autocompletion=complete_exec,
+    ),
+]
+
+
 @contextmanager
 def client() -> Iterator[SandboxClient]:
     """A client for one command."""
@@ -70,6 +94,7 @@ def describe(error: BaseException) -> str:
         text += f" [{error.reason}]"
     fixes: Mapping[type[errors.OrchardError], str] = {
         errors.SandboxNotFound: "`orchard list --all` shows which there are",
+        errors.ExecNotFound: "`orchard ps SANDBOX` shows which there are",
         errors.Unauthenticated: "check ORCHARD_API_KEY, or the profile that `orchard up` writes",
         errors.PlatformError: f"the platform's log has more under request id {error.request_id}",
         errors.ImageNotFound: "`orchard image list` shows which there are",
@@ -87,6 +112,7 @@ def _renamed(error: errors.OrchardError) -> str:
 
 
 _FIXES: Mapping[str, str] = {
+    "EXEC_NOT_STARTED": "`orchard kill` without --signal cancels it",
     "ITEM_EXISTS": "a batch goes on with the options that it began with, --fresh too; others need another --batch",
     "GROUP_NOT_FOUND": "`orchard groups list` shows which there are",
     "RUBRIC_NOT_FOUND": "`orchard judge rubrics list` shows which there are",
@@ -131,22 +157,37 @@ def print_json(value: Any) -> None:
     print(json.dumps(to_json(value), ensure_ascii=False, indent=2 if sys.stdout.isatty() else None))  # noqa: T201
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
-    """A table for people."""
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, cut: str = "") -> Any:
+    """A table for people. Where the terminal is too narrow, cells take several lines, or the column `cut` is cut."""
     from rich import box
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    made = Table(*columns, box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    made = Table(
+        *(Column(name, no_wrap=bool(cut) and name != cut) for name in columns),
+        box=box.SIMPLE_HEAD,
+        header_style="bold",
+        pad_edge=False,
+    )
     for row in rows:
-        made.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
+        cells = [Text(cell, style=_COLOURS.get(cell, "")) for cell in row]
+        for name, cell in zip(columns, cells, strict=True):
+            if name == cut:
+                cell.no_wrap, cell.overflow = True, "ellipsis"
+        made.add_row(*cells)
     return made
+
+
+def one_line(text: str) -> str:
+    """A text in one line, without characters that do something to a terminal."""
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in " ".join(text.split()))
 
 
 _COLOURS: Mapping[str, str] = {
     "ready": "green",
     "starting": "yellow",
     "queued": "yellow",
+    "running": "green",
     "failed": "red",
     "deleting": "dim",
     "deleted": "dim",
@@ -160,11 +201,11 @@ _COLOURS: Mapping[str, str] = {
 }
 
 
-def show(renderable: Any) -> None:
-    """Print for people on stdout. Tables are not cut where stdout is no terminal."""
+def show(renderable: Any, *, width: int = 200) -> None:
+    """Print for people on stdout. Where that is no terminal, a table may be `width` characters wide."""
     from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else 200, soft_wrap=False).print(renderable)
+    Console(width=None if sys.stdout.isatty() else width, soft_wrap=False).print(renderable)
 
 
 @contextmanager

@@ -101,6 +101,8 @@ def exec_info(message: exec_pb2.Exec) -> types.ExecInfo:
         start_time=time_of(message, "start_time"),
         ended=exec_end(message.result.ended) if ended else None,
         exit_code=message.result.exit_code if ended else None,
+        end_time=time_of(message.result, "end_time"),
+        signal=message.result.signal,
     )
 
 

@@ -48,6 +48,8 @@ class Run(ExecCalls):
     chunks: list[tuple[str, bytes]] = field(default_factory=list)
     offset: int = 0
     missing: int = 0
+    gap: int = 0
+    """Of those, bytes just before `offset` that no chunk has told of yet."""
     result: ExecResult | None = None
     input: bytes | None = None
     """Written while it runs; None: the specification has it all."""
@@ -148,6 +150,8 @@ class Run(ExecCalls):
                 await self.transport.pause_or_raise(error, retry, self.sandbox_id)
         for name, rest in characters.finish():
             yield OutputChunk(name, b"", rest, self.offset)
+        if self.gap:
+            yield OutputChunk("stdout", b"", b"", self.offset, self.gap)
 
     async def _reattach(self, retry: Retry) -> None:
         """A stream that ended without a result was cut by a server that stopped in order."""
@@ -167,9 +171,10 @@ class Run(ExecCalls):
 
     def skip(self, gap: exec_pb2.OutputGap) -> None:
         """Go on behind output that is no longer retained."""
-        end = gap.offset + gap.size
-        self.missing += max(0, end - self.offset)
-        self.offset = max(self.offset, end)
+        size = max(0, gap.offset + gap.size - self.offset)
+        self.missing += size
+        self.gap += size
+        self.offset += size
 
     def _take(self, message: exec_pb2.OutputChunk, characters: Characters) -> OutputChunk | None:
         """The next chunk, in sequence; None if it brings nothing new."""
@@ -180,6 +185,7 @@ class Run(ExecCalls):
         if not data:
             return None
         self.missing += missing
+        missing, self.gap = missing + self.gap, 0
         self.offset = offset + len(data)
         name = stream_name(message.stream)
         return OutputChunk(name, data, characters.whole(name, data), offset, missing)

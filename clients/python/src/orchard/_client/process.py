@@ -10,8 +10,9 @@ from typing import Self
 
 from orchard._client.arguments import explained
 from orchard._client.convert import exec_info, exec_result
-from orchard._client.errors import DeadlineExceeded, InvalidArgument, StdinClosed
+from orchard._client.errors import DeadlineExceeded, StdinClosed
 from orchard._client.execs import Run, raise_unless_result
+from orchard._client.signal_numbers import signal_number
 from orchard._client.stdin import StdinWriter, feeding
 from orchard._client.types import ExecEnd, ExecInfo, ExecResult, OutputChunk
 from orchard._client.units import Seconds, seconds_of
@@ -100,10 +101,14 @@ class AsyncProcess:
         """How it stands."""
         return exec_info(await self._run.wait(0.0))
 
-    async def poll(self) -> ExecResult | None:
-        """Its result with the output if it has ended, else None."""
-        if self._run.result is None and (await self._run.wait(0.0)).state != exec_pb2.EXEC_STATE_ENDED:
-            return None
+    async def poll(self, *, output: bool = True) -> ExecResult | None:
+        """Its result if it has ended, else None. With output=False it has no output, and none is read for it."""
+        if self._run.result is None:
+            found = await self._run.wait(0.0)
+            if found.state != exec_pb2.EXEC_STATE_ENDED:
+                return None
+            if not output:
+                return self._bare_result(found)
         return await self._result()
 
     async def wait(self, timeout: Seconds | None = None, *, check: bool = False) -> ExecResult:
@@ -169,10 +174,14 @@ class AsyncProcess:
             raise
 
     async def _raise_if_interrupted(self) -> None:
-        run = self._run
-        found = await run.wait(0.0)
+        found = await self._run.wait(0.0)
         if found.state == exec_pb2.EXEC_STATE_ENDED and found.result.ended != exec_pb2.EXEC_END_NOT_STARTED:
-            raise_unless_result(exec_result(run.exec_id, found.result, (), command=run.command, missing=0))
+            self._bare_result(found)
+
+    def _bare_result(self, found: exec_pb2.Exec) -> ExecResult:
+        run, end = self._run, found.result
+        command = found.command or run.command
+        return raise_unless_result(exec_result(run.exec_id, end, (), command=command, missing=end.dropped_bytes))
 
     async def close_stdin(self) -> None:
         """End its standard input. A terminal gets ^D. Repeatable."""
@@ -193,7 +202,7 @@ class AsyncProcess:
         """Send a signal, a number or a name like "TERM", to the whole process tree, or to the command's own process
         alone. Nothing happens if it has ended.
         """
-        await self._run.signal(_signal_number(number), leader_only=leader_only)
+        await self._run.signal(signal_number(number), leader_only=leader_only)
 
     async def kill(self) -> None:
         """Send KILL to the whole process tree."""
@@ -219,13 +228,3 @@ async def _fed(run: Run) -> AbstractAsyncContextManager[None]:
         return nullcontext()
     await run.start(0.0)
     return feeding(run, run.input)
-
-
-def _signal_number(signal: int | str | signals.Signals) -> int:
-    if isinstance(signal, int):
-        return int(signal)
-    name = str(signal).upper()
-    try:
-        return signals.Signals[name if name.startswith("SIG") else f"SIG{name}"]
-    except KeyError:
-        raise InvalidArgument.of("number", f"{signal!r} is no signal; give a number or a name like 'TERM'") from None

@@ -68,9 +68,9 @@ class Process:
         """How it stands."""
         return self._portal.run(self._process.info())
 
-    def poll(self) -> ExecResult | None:
-        """Its result with the output if it has ended, else None."""
-        return self._portal.run(self._process.poll())
+    def poll(self, *, output: bool = True) -> ExecResult | None:
+        """Its result if it has ended, else None. With output=False it has no output, and none is read for it."""
+        return self._portal.run(self._process.poll(output=output))
 
     def wait(self, timeout: Seconds | None = None, *, check: bool = False) -> ExecResult:
         """Its result with the output, once it has ended. See AsyncProcess.wait."""

@@ -251,6 +251,9 @@ class ExecInfo:
     start_time: dt.datetime | None
     ended: ExecEnd | None
     exit_code: int | None
+    end_time: dt.datetime | None = None
+    signal: int = 0
+    """Number of the signal that ended it; 0 without one."""
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,11 @@ GOALS: tuple[tuple[str, str, float, str], ...] = (
     ("judge.overhead_p50", "", 5, "at most"),
     ("judge.cache_hit_p50", "", 3, "at most"),
     ("judge.verdicts_per_second", "", 300, "at least"),
+    ("kubernetes.admission_per_second", "", 1000, "at least"),
+    ("kubernetes.create_share_of_raw", "", 0.8, "at least"),
+    ("kubernetes.apart_create_share_of_raw", "", 0.8, "at least"),
+    ("kubernetes.heartbeat_ids_per_second", "", 5000, "at least"),
+    ("kubernetes.overhead_p50", "", 100, "at most"),
 )
 
 

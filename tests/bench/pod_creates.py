@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlencode
 
 import grpc.aio
 import redis.asyncio as redis
@@ -144,13 +145,58 @@ async def _admission(platform: PodPlatform, scheduler: ServiceProcess, valkey: V
 
 
 async def end_to_end(platform: PodPlatform, count: int) -> Figures:
-    """From the first call to the last Pod object, beside as many bare POSTs of the same Pods in the same run."""
-    named = {
+    """From the first call to the last Pod object, beside as many bare POSTs of the same Pods in the same run.
+
+    First with all of it on the same cores, then with the API server and etcd on one of their own, as they have machines
+    of their own wherever it matters (`apart_`): there what we do takes nothing from them.
+    """
+    shared = await _beside_posts(platform, count)
+    with _cluster_apart(_named(platform)):
+        apart = await _beside_posts(platform, count)
+    return shared | {f"apart_{name}": value for name, value in apart.items() if not name.endswith("_cpu_each")}
+
+
+def _named(platform: PodPlatform) -> dict[int, str]:
+    return {
         platform.gateway.pid: "gateway",
         platform.valkey.pid: "valkey",
         **dict.fromkeys([service.pid for service in platform.schedulers], "schedulers"),
         **dict.fromkeys([service.pid for service in platform.watchers], "watchers"),
     }
+
+
+@contextlib.contextmanager
+def _cluster_apart(services: Mapping[int, str]) -> Iterator[None]:
+    """For the time of the context API server and etcd have one core, and this process and the services the others."""
+    cores = os.sched_getaffinity(0)
+    theirs = {min(cores)}
+    cluster = [int(folder.name) for folder in Path("/proc").iterdir() if _name_of(folder) in _OF_THE_CLUSTER]
+    try:
+        for pid in cluster:
+            _pin(pid, theirs)
+        for pid in (os.getpid(), *services):
+            _pin(pid, cores - theirs or cores)
+        yield
+    finally:
+        for pid in (os.getpid(), *services, *cluster):
+            _pin(pid, cores)
+
+
+def _name_of(folder: Path) -> str:
+    with contextlib.suppress(OSError):
+        return (folder / "comm").read_text().strip()
+    return ""
+
+
+def _pin(pid: int, cores: set[int]) -> None:
+    """All threads; those that begin later are where the one is that begins them."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), cores)
+
+
+async def _beside_posts(platform: PodPlatform, count: int) -> Figures:
+    named = _named(platform)
     await _posts(platform, 50, named)
     raw, raw_spent = await _posts(platform, count, named)
     async with wire_to(platform.endpoint, platform.api_key, image=BUSYBOX) as wire:
@@ -200,7 +246,9 @@ def _bare_pods(count: int) -> Iterator[dict[str, Any]]:
 
 
 def _remove(platform: PodPlatform, selector: str) -> None:
-    platform.testbed.kubectl("-n", NAMESPACE, "delete", "pods", "-l", selector, "--force", "--grace-period=0")
+    """By one request: kubectl would send one for each of them, in turn."""
+    query = urlencode({"labelSelector": selector, "gracePeriodSeconds": 0})
+    platform.testbed.kubectl("delete", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods?{query}")
 
 
 async def _creates(platform: PodPlatform, wire: Wire, count: int, named: Mapping[int, str]) -> tuple[float, Figures]:

@@ -130,6 +130,17 @@ def test_output_that_is_no_longer_retained_is_counted(cli: Cli, box: Sandbox, op
     assert (result.exit_code, result.output_size, result.dropped_bytes, result.chunks) == (0, WRITTEN, missing, ())
 
 
+def test_a_reader_that_has_read_enough_ends_also_what_is_not_followed(cli: Cli, box: Sandbox) -> None:
+    with detached(cli, box, "seq 1000000; sleep 300") as process:
+        wait_until(lambda: process.info().output_size > 6_000_000, "its output")
+        with cli.start("logs", box.sandbox_id, process.exec_id) as reader:
+            assert reader.stdout is not None and reader.stderr is not None
+            assert reader.stdout.readline() == b"1\n"
+            reader.stdout.close()
+            assert (reader.wait(BACKSTOP), reader.stderr.read()) == (1, b"")
+        assert process.info().state is ExecState.RUNNING
+
+
 @contextmanager
 def following(cli: Cli, box: Sandbox, process: Process) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
     """`orchard logs -f` that has shown its first line, and its output."""
@@ -149,7 +160,7 @@ def assert_says_nothing_else(reader: subprocess.Popen[bytes]) -> None:
     assert re.fullmatch(rb"(orchard: [0-9,]+ bytes of the output are missing here: no longer retained\n)*", told), told
 
 
-@pytest.mark.parametrize("script", ["echo first; sleep 300", "yes"])
+@pytest.mark.parametrize("script", ["echo first; sleep 300", "yes", *["seq 3000000; sleep 300"] * 5])
 def test_a_reader_that_has_read_enough_ends_it_and_not_the_command(cli: Cli, box: Sandbox, script: str) -> None:
     """Also where there is nothing to write any more, which is how one would learn of it."""
     with detached(cli, box, script) as process, following(cli, box, process) as (reader, output):

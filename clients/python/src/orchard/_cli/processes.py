@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import _thread
+import asyncio
 import dataclasses
 import datetime as dt
-import select
+import os
+import stat
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -31,7 +31,7 @@ from orchard._cli.output import (
 )
 
 if TYPE_CHECKING:
-    from orchard import ExecInfo, Process, Sandbox
+    from orchard import ExecInfo, OutputChunk, Process, Sandbox
 
 _WIDTH: Final = 500
 """Of a table that is no terminal's: an id has at most 64 characters, a command line here 256."""
@@ -95,50 +95,61 @@ def logs(
     """
     if not follow:
         with client() as api:
-            _print_output(api.attach(sandbox).process(exec_id), follow=False)
+            _print(api.attach(sandbox).process(exec_id).output(follow=False))
         return
-    with exit_codes(), client() as api, _ending_with_its_reader():
-        process = api.attach(sandbox).process(exec_id)
-        _print_output(process, follow=True)
-        if (result := process.poll(output=False)) is None:
+    with exit_codes(), client() as api:
+        found = api.attach(sandbox)
+        _print(found.portal.iterate(_while_read(found.asynchronous.process(exec_id).output())))
+        if (result := found.process(exec_id).poll(output=False)) is None:
             raise RuntimeError("its output has ended, and it has not")
         # What is missing was told where it is missing.
         code = tell_end(dataclasses.replace(result, dropped_bytes=0), whole=False)
     raise typer.Exit(code)
 
 
-def _print_output(process: Process, *, follow: bool) -> None:
-    for chunk in process.output(follow=follow):
-        if chunk.missing:
-            typer.echo(f"orchard: {chunk.missing:,} bytes of the output are missing here: no longer retained", err=True)
-        write_chunk(chunk)
+def _print(output: Generator[OutputChunk, None, None]) -> None:
+    # It is closed before its client is, also where what is written cannot be.
+    with closing(output):
+        for chunk in output:
+            if chunk.missing:
+                told = f"{chunk.missing:,} bytes of the output are missing here: no longer retained"
+                typer.echo(f"orchard: {told}", err=True)
+            write_chunk(chunk)
 
 
-@contextmanager
-def _ending_with_its_reader() -> Iterator[None]:
-    """Within it BrokenPipeError comes as soon as nobody reads standard output any more, also while there is nothing to
-    write.
+async def _while_read(output: AsyncGenerator[OutputChunk, None]) -> AsyncGenerator[OutputChunk, None]:
+    """The output, as long as somebody reads what is written here.
+
+    Raises:
+        BrokenPipeError: nobody does any more. Also where there is nothing to write, which is how one would learn of it.
     """
-    is_gone = is_over = False
-
-    def watch() -> None:
-        nonlocal is_gone
-        poll = select.poll()
-        poll.register(sys.stdout.fileno(), 0)  # that nobody reads is told always
-        poll.poll()
-        if not is_over:
-            is_gone = True
-            _thread.interrupt_main()
-
-    threading.Thread(target=watch, name="reader of standard output", daemon=True).start()
+    loop, ours = asyncio.get_running_loop(), sys.stdout.fileno()
+    gone = asyncio.Event()
+    # Nothing can be read from this end: it is ready once the other one is closed.
+    is_pipe = stat.S_ISFIFO(os.fstat(ours).st_mode)
+    if is_pipe:
+        loop.add_reader(ours, gone.set)
+    end = loop.create_task(gone.wait(), name="reader of standard output")
+    coming: asyncio.Task[OutputChunk] | None = None
     try:
-        yield
-    except KeyboardInterrupt:
-        if is_gone:
-            raise BrokenPipeError from None
-        raise
+        while True:
+            coming = loop.create_task(anext(output), name="output")
+            await asyncio.wait((coming, end), return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done():
+                raise BrokenPipeError
+            try:
+                chunk = coming.result()
+            except StopAsyncIteration:
+                return
+            yield chunk
     finally:
-        is_over = True
+        if is_pipe:
+            loop.remove_reader(ours)
+        tasks = [task for task in (coming, end) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await output.aclose()
 
 
 def kill(

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator
 from contextlib import suppress
 from typing import Any, Final, TypeVar, cast
 
@@ -102,7 +102,7 @@ class Portal:
     def _is_own_thread(self) -> bool:
         return self._pid == os.getpid() and threading.get_ident() == self._thread_id
 
-    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+    def iterate(self, items: AsyncIterator[T]) -> Generator[T, None, None]:
         """The items of an async iterator, which is closed when the iteration is left."""
         loop: asyncio.AbstractEventLoop | None = None
         try:

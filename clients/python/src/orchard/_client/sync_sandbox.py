@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal as signals
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -76,7 +76,7 @@ class Process:
         """Its result with the output, once it has ended. See AsyncProcess.wait."""
         return self._portal.run(self._process.wait(timeout, check=check))
 
-    def output(self, offset: int = 0, *, follow: bool = True) -> Iterator[OutputChunk]:
+    def output(self, offset: int = 0, *, follow: bool = True) -> Generator[OutputChunk, None, None]:
         """Its output from the byte at `offset` on, to its end, or with follow=False to what is there now."""
         return self._portal.iterate(self._process.output(offset, follow=follow))
 
@@ -138,6 +138,11 @@ class Sandbox:
     def asynchronous(self) -> AsyncSandbox:
         """The sandbox on the client's own event loop; for this package."""
         return self._sandbox
+
+    @property
+    def portal(self) -> Portal:
+        """The way to that event loop; for this package."""
+        return self._portal
 
     @property
     def info(self) -> SandboxInfo:

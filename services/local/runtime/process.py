@@ -274,9 +274,10 @@ class ProcessRuntime:
             _stop_watching(live.agent_fd)
             live.agent_fd = None
         live.agent_ended.set()
-        if live.deleting or live.init.is_ending() or has_ended(live.init_fd):
+        if live.deleting or has_ended(live.init_fd):
             return
-        live.joining = asyncio.get_running_loop().create_task(self._join_again(uid, live), name=f"agent of {uid}")
+        work = self._end_with_init(uid, live) if live.init.is_ending() else self._join_again(uid, live)
+        live.joining = asyncio.get_running_loop().create_task(work, name=f"agent of {uid}")
 
     async def _join_again(self, uid: str, live: _Live) -> None:
         now = time.monotonic()
@@ -309,16 +310,28 @@ class ProcessRuntime:
             return
         except (StartError, ZygoteError, OSError) as error:
             # An init that is killed takes its agent first: then there is nothing to join, and no fault of the agent.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_INIT_GRACE_SECONDS):
-                    await live.ended.wait()
-            if not live.deleting and not live.ended.is_set():
-                await self._fail(uid, live, f"no fresh agent could be started: {error}")
-            else:
+            if await self._has_ended_within(_INIT_GRACE_SECONDS, live):
                 _log.info("the agent ended because its sandbox did; no fresh one is needed", uid=uid)
+            else:
+                await self._fail(uid, live, f"no fresh agent could be started: {error}")
             return
         os.close(answer.init_fd)
         self._watch_agent(uid, live, answer.agent_fd)
+
+    async def _end_with_init(self, uid: str, live: _Live) -> None:
+        """Wait for the end that has begun. A process inside that the kernel holds keeps it off, for ever perhaps, and
+        there is no agent any more.
+        """
+        if not await self._has_ended_within(_KILL_SECONDS, live):
+            await self._fail(uid, live, f"its first process, {live.init.pid}, is ending and does not end")
+
+    @staticmethod
+    async def _has_ended_within(seconds: float, live: _Live) -> bool:
+        """Whether a sandbox has ended by then, or is being deleted."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await live.ended.wait()
+        return live.deleting or live.ended.is_set()
 
     async def _fail(self, uid: str, live: _Live, message: str) -> None:
         live.deleting = True

@@ -1,7 +1,10 @@
 import asyncio
 import contextlib
+import ctypes
 import os
+import secrets
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -242,6 +245,44 @@ async def test_an_agent_that_ends_with_its_sandbox_is_not_missed(leveled: NodePr
         await leveled.delete(box.uid)
     uids = {box.uid for box in boxes}
     assert not [line for line in leveled.log().splitlines() if "agent ended" in line and any(u in line for u in uids)]
+
+
+async def test_a_sandbox_whose_end_hangs_in_the_kernel_has_failed(node: NodeProcess) -> None:
+    """Its first process has no agent any more, and waits for a process that does not go, as one in I/O to a file
+    system that does not answer. Nothing would ever be answered there.
+    """
+    box = await node.box()
+    seconds = f"86399.{secrets.randbelow(10**9):09}"
+    await box.ok(f"sleep {seconds} >/dev/null 2>&1 &")
+    with _kept_from_ending(_process_of(f"sleep {seconds}")):
+        os.kill(box.init_pid, signal.SIGKILL)
+        failed = await node.until(box.uid, FAILED)
+        assert failed.reason == sandbox_pb2.SANDBOX_REASON_AGENT_START
+        assert "does not end" in failed.message
+        assert Path(f"/proc/{box.init_pid}").exists()
+    await gone(box.init_pid)
+    await node.delete(box.uid)
+
+
+@contextlib.contextmanager
+def _kept_from_ending(pid: int) -> Iterator[None]:
+    """What is traced stays, dead, until its tracer has seen it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    seize, wait_for_all = 0x4206, 0x40000000  # PTRACE_SEIZE, __WALL
+    assert libc.ptrace(seize, pid, None, None) == 0, os.strerror(ctypes.get_errno())
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, wait_for_all)
+
+
+def _process_of(command: str) -> int:
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip() == command:
+                return int(entry.name)
+    raise AssertionError(f"no process runs {command}")
 
 
 def _zygote_of(node: NodeProcess) -> int:

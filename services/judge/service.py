@@ -42,10 +42,10 @@ from services.judge.requests import Prepared, Request, lacks_evidence, parameter
 from services.judge.rubric_shelf import RubricShelf
 from services.judge.rubrics import Rubric
 from services.judge.store.calls import CallStore, Owner
-from services.judge.store.claims import NOWHERE, ClaimStore, Earlier, Origin
+from services.judge.store.claims import NOWHERE, ClaimStore, Earlier, Origin, Sought
 from services.judge.store.endings import Ending, EndingStore, Settled
 from services.judge.store.lanes import Lines
-from services.judge.store.locks import LockLostError, QuestionLocks
+from services.judge.store.locks import HeldLock, LockLostError, QuestionLocks
 from services.judge.store.verdicts import VerdictStore
 from services.judge.votes import combine
 
@@ -235,18 +235,16 @@ class Judging:
         while True:
             turns += 1
             try:
-                async with self._locks.held(name) as sure:
-                    return await self._judged(tenant, run, prepared, errand, sure)
+                async with self._locks.held(name, Sought(tenant, run, prepared.sought, errand.origin)) as held:
+                    return await self._judged(tenant, run, prepared, errand, held)
             except LockLostError:
                 if turns == _TURNS:
                     raise
 
-    async def _judged(
-        self, tenant: str, run: str, prepared: Prepared, errand: Errand, sure: Callable[[], Awaitable[None]]
-    ) -> Verdict:
-        question, started = prepared.question, time.monotonic()
+    async def _judged(self, tenant: str, run: str, prepared: Prepared, errand: Errand, held: HeldLock) -> Verdict:
+        question, started, known = prepared.question, time.monotonic(), held.known
+        assert known is not None  # noqa: S101 (it was asked for)
         # Another replica may have been first.
-        known = await self._claims.known(tenant, run, prepared.sought, errand.origin)
         if known.earlier and (verdict := _of_earlier(errand.origin, known.earlier)):
             return verdict
         if known.verdict:
@@ -257,7 +255,7 @@ class Judging:
         if missing := lacks_evidence(question):
             reading = Reading(Excluded(Reason.NO_EVIDENCE), missing)
         else:
-            journal = await self._journal(tenant, run, prepared, errand, known.answers, sure, started)
+            journal = await self._journal(tenant, run, prepared, errand, known.answers, held.sure, started)
             asker = self._asker(tenant, run, prepared, prompts, errand, journal)
             votes = await asker.votes()
             if journal.verdict is not None:

@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
+from psycopg import AsyncCursor
+
 from services.common.errors import AlreadyExistsError
 from services.judge.asking import Kept
 from services.judge.codec import SCORED, verdict_of
 from services.judge.model import Verdict
 from services.judge.store.calls import kept_of
 from services.judge.store.lanes import Connection, Lane, Lines, recordset
+
+Answered = AsyncCursor[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +94,8 @@ class Known(NamedTuple):
     answers: Sequence[Kept] = ()
 
 
-class _Sought(NamedTuple):
-    """`question_key` empty: nothing may be found by it."""
+class Sought(NamedTuple):
+    """A judgement that is looked up. `question_key` empty: it is a fresh one, and nothing may be found by that."""
 
     tenant: str
     run: str
@@ -112,7 +116,7 @@ class ClaimStore:
     """Looks up judgements, and begins requests (rows of REQUESTS, which stay as long as the verdicts do)."""
 
     def __init__(self, lines: Lines) -> None:
-        self._known = Lane(lines, "what is known of judgements", _look)
+        self._known = Lane(lines, "what is known of judgements", look)
         self._requests = Lane(lines, "requests that begin", _begin)
 
     async def close(self) -> None:
@@ -121,12 +125,12 @@ class ClaimStore:
         await self._requests.close()
 
     async def known(self, tenant: str, run: str, question_key: str, origin: Origin) -> Known:
-        """What is there of a judgement. `question_key` empty: it is a fresh one.
+        """What is there of a judgement; see Sought. Whoever takes its lock is told with that.
 
         Raises:
             UnavailableError: the database does not answer.
         """
-        return await self._known.do(_Sought(tenant, run, question_key, origin))
+        return await self._known.do(Sought(tenant, run, question_key, origin))
 
     async def begin(self, tenant: str, question_key: str, origin: Origin, now: datetime) -> Earlier:
         """The request of this id, which this one becomes where there is none: with the verdict of its question, if any.
@@ -202,13 +206,23 @@ ORDER BY given.number
 """  # noqa: S608
 
 
-async def _look(connection: Connection, sought: Sequence[_Sought]) -> list[Known]:
+async def look(connection: Connection, sought: Sequence[Sought]) -> list[Known]:
+    """What is there of some judgements, in their order."""
+    return await told(await ask(connection, sought))
+
+
+async def ask(connection: Connection, sought: Sequence[Sought]) -> Answered:
+    """Send the statement of `look`. In a pipeline this waits for nothing."""
     rows = [
         {"number": number, "tenant": tenant, "run": run, "question_key": key, **_ids(origin)}
         for number, (tenant, run, key, origin) in enumerate(sought)
     ]
-    cursor = await connection.execute(_KNOWN, [recordset(rows)])
-    return [_known(row, [kept_of(answer) for answer in row[10] or ()]) for row in await cursor.fetchall()]
+    return await connection.execute(_KNOWN, [recordset(rows)])
+
+
+async def told(answered: Answered) -> list[Known]:
+    """What it said."""
+    return [_known(row, [kept_of(answer) for answer in row[10] or ()]) for row in await answered.fetchall()]
 
 
 async def _begin(connection: Connection, requests: Sequence[_Request]) -> list[Earlier | None]:

@@ -22,6 +22,7 @@ from services.common.db import is_closed
 from services.common.errors import UnavailableError
 from services.common.logs import get_logger
 from services.judge.endings import whole
+from services.judge.store.claims import Answered, Known, Sought, ask, told
 from services.judge.store.lanes import Connection, Lane, Line, Lines
 
 _log = get_logger(__name__)
@@ -35,17 +36,39 @@ _MOST_HELD: Final = 1000
 _TRY: Final = "SELECT pg_try_advisory_lock(key) FROM unnest(%s::bigint[]) AS key"
 _FREE: Final = "SELECT pg_advisory_unlock(key) FROM unnest(%s::bigint[]) AS key"
 _FREE_ALL: Final = "SELECT pg_advisory_unlock_all()"
+_NAMED: Final = "SET application_name = 'orchard-judge-locks'"
+"""For whoever asks the server which connection holds them."""
 
 
 class LockLostError(UnavailableError):
     """The connection was lost, and another process has taken the lock meanwhile."""
 
 
+class HeldLock(NamedTuple):
+    """A lock that is held.
+
+    Attributes:
+        sure: makes sure that it is held still; raises LockLostError.
+        known: what was there of the judgement when it was taken, where that was asked for.
+    """
+
+    sure: Callable[[], Awaitable[None]]
+    known: Known | None
+
+
 class _Turn(NamedTuple):
-    """Take a lock, or let it go; None looks whether the connection is well."""
+    """Take a lock, and look a judgement up then; or let it go. None looks whether the connection is well."""
 
     key: int
     take: bool | None
+    sought: Sought | None = None
+
+
+class _Outcome(NamedTuple):
+    """Whether a turn was had, and what is known of its judgement."""
+
+    done: bool
+    known: Known | None = None
 
 
 _LOOK: Final = _Turn(0, None)
@@ -75,8 +98,8 @@ class QuestionLocks:
         self._watching: asyncio.Task[None] | None = None
 
     @asynccontextmanager
-    async def held(self, name: str) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-        """Hold the lock of a name; waits for whoever has it. What it gives makes sure that it is held still.
+    async def held(self, name: str, sought: Sought | None = None) -> AsyncIterator[HeldLock]:
+        """Hold the lock of a name; waits for whoever has it. A judgement is looked up on the way, after it was taken.
 
         Raises:
             UnavailableError: the database does not answer.
@@ -84,24 +107,24 @@ class QuestionLocks:
         """
         key = key_of(name)
         async with self._room:
-            while not await self._try(key):  # noqa: ASYNC110 (another process has it, or may have)
+            while not (taken := await self._try(key, sought)).done:  # noqa: ASYNC110 (another process has it, or may)
                 await asyncio.sleep(Backoff(_POLL_SECONDS, _POLL_SECONDS).next())
             if self._watching is None:
                 self._watching = asyncio.create_task(self._watch(), name="watch the locks of questions")
             try:
-                yield partial(self._sure, key)
+                yield HeldLock(partial(self._sure, key), taken.known)
             finally:
                 self._release(key)
 
-    async def _try(self, key: int) -> bool:
-        trying = self._lane.begin(_Turn(key, take=True))
+    async def _try(self, key: int, sought: Sought | None) -> _Outcome:
+        trying = self._lane.begin(_Turn(key, take=True, sought=sought))
         try:
             return await asyncio.shield(trying)
         except asyncio.CancelledError:
             # Nobody comes after us before it is known whether we have it.
             with suppress(asyncio.CancelledError, Exception):
                 await whole(_result(trying))
-            if not trying.cancelled() and trying.exception() is None and trying.result():
+            if not trying.cancelled() and trying.exception() is None and trying.result().done:
                 self._release(key)
             raise
 
@@ -156,31 +179,32 @@ class QuestionLocks:
         finally:
             self._watching = None
 
-    async def _take_turns(self, connection: Connection, turns: Sequence[_Turn]) -> list[bool]:
+    async def _take_turns(self, connection: Connection, turns: Sequence[_Turn]) -> list[_Outcome]:
         if connection is not self._session:
             await self._take_again(connection)
         # A key that is let go and taken in one group was let go first: nobody takes what this process has.
-        results: dict[_Turn, bool] = {_LOOK: True}
-        if keys := [turn.key for turn in turns if turn.take is False]:
-            await connection.execute(_FREE, [keys])
-            results |= {_Turn(key, take=False): True for key in keys}
+        results: dict[_Turn, _Outcome] = {_LOOK: _Outcome(True)}
+        if gone := [turn for turn in turns if turn.take is False]:
+            await connection.execute(_FREE, [[turn.key for turn in gone]])
+            results |= dict.fromkeys(gone, _Outcome(True))
         if any(turn.take is not False for turn in turns):
-            wanted = [turn.key for turn in turns if turn.take]
+            wanted = [turn for turn in turns if turn.take]
             in_grace = asyncio.get_running_loop().time() < self._grace_until
             try:
-                taken = dict.fromkeys(wanted, False) | await _taken(connection, [] if in_grace else wanted)
+                found = await _taken_and_known(connection, [] if in_grace else wanted)
             except psycopg.Error:
                 # The session keeps those that it took before it failed, and each may be tried again by itself.
                 with suppress(psycopg.Error):
-                    await connection.execute(_FREE, [wanted])
+                    await connection.execute(_FREE, [[turn.key for turn in wanted]])
                 raise
-            self._held |= {key for key, is_taken in taken.items() if is_taken}
-            results |= {_Turn(key, take=True): is_taken for key, is_taken in taken.items()}
+            self._held |= {turn.key for turn, outcome in found.items() if outcome.done}
+            results |= dict.fromkeys(wanted, _Outcome(False)) | found
         return [results[turn] for turn in turns]
 
     async def _take_again(self, connection: Connection) -> None:
         # Where this was begun on it before and failed, some would be held twice.
         await connection.execute(_FREE_ALL)
+        await connection.execute(_NAMED)
         if self._held:
             taken = await _taken(connection, sorted(self._held))
             # Those that were let go meanwhile stand in line to be.
@@ -197,9 +221,27 @@ def key_of(name: str) -> int:
 
 
 async def _taken(connection: Connection, keys: Sequence[int]) -> dict[int, bool]:
-    cursor = await connection.execute(_TRY, [keys])
-    return {key: row[0] for key, row in zip(keys, await cursor.fetchall(), strict=True)}
+    return await _rows(await connection.execute(_TRY, [keys]), keys)
 
 
-async def _result(future: asyncio.Future[bool]) -> bool:
+async def _rows(taking: Answered, keys: Sequence[int]) -> dict[int, bool]:
+    return {key: row[0] for key, row in zip(keys, await taking.fetchall(), strict=True)}
+
+
+async def _taken_and_known(connection: Connection, turns: Sequence[_Turn]) -> dict[_Turn, _Outcome]:
+    """By one round trip. The statement that looks comes second, so it sees what was stored under the lock before."""
+    keys, sought = [turn.key for turn in turns], {turn: turn.sought for turn in turns if turn.sought is not None}
+    if not sought:
+        taken = await _taken(connection, keys)
+        return {turn: _Outcome(taken[turn.key]) for turn in turns}
+    async with connection.pipeline():
+        taking = await connection.execute(_TRY, [keys])
+        asked = await ask(connection, list(sought.values()))
+        # The first one's error says what is wrong; that of the second would only say that there was one.
+        taken = await _rows(taking, keys)
+        known = dict(zip(sought, await told(asked), strict=True))
+    return {turn: _Outcome(taken[turn.key], known.get(turn)) for turn in turns}
+
+
+async def _result(future: asyncio.Future[_Outcome]) -> _Outcome:
     return await future

@@ -1,7 +1,6 @@
 """Replicas that share a database, and a service that stops in the middle."""
 
 import asyncio
-from collections.abc import Sequence
 from datetime import datetime
 
 import grpc
@@ -11,19 +10,24 @@ import pytest
 from services.common.db import connect
 from services.common.errors import UnavailableError
 from services.judge.store import locks as store_locks
-from services.judge.store.lanes import Connection, Lines
+from services.judge.store.claims import NOWHERE, Known, Sought
+from services.judge.store.lanes import Lines
 from services.judge.store.locks import LockLostError, QuestionLocks, key_of
 from tests.integration.judge.conftest import STEPS, Calls, ServiceProcess, running
 from tests.integration.judge.test_service import SCORED
 from tests.support.judge_server import JudgeServer
 
+# With the lock comes a look at what is known under it, by the next statement; where nothing may be taken, without.
+TRIED = """
+application_name = 'orchard-judge-locks'
+AND (query LIKE 'SELECT pg_try_advisory_lock%%' OR query LIKE '%%SELECT newest.*, earlier.*%%')
+"""
+
 
 async def locking(database: str) -> int:
     """How many replicas have tried to take a question: the connection that they do it on does nothing else."""
     async with await psycopg.AsyncConnection.connect(database) as connection:
-        cursor = await connection.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_try_advisory_lock%'"
-        )
+        cursor = await connection.execute(f"SELECT count(*) FROM pg_stat_activity WHERE {TRIED}", ())
         row = await cursor.fetchone()
     return row[0] if row is not None else 0
 
@@ -67,8 +71,7 @@ async def tries(database: str, since: datetime) -> set[datetime]:
     """When a question was last tried to be taken by whoever has tried since then."""
     async with await psycopg.AsyncConnection.connect(database) as connection:
         cursor = await connection.execute(
-            "SELECT query_start FROM pg_stat_activity WHERE query LIKE 'SELECT pg_try_advisory_lock%%' "
-            "AND query_start > %s",
+            f"SELECT query_start FROM pg_stat_activity WHERE {TRIED} AND query_start > %s",
             (since,),
         )
         return {row[0] for row in await cursor.fetchall()}
@@ -159,7 +162,7 @@ async def test_what_is_held_is_held_again_or_told(database: str) -> None:
             await psycopg.AsyncConnection.connect(database, autocommit=True) as other,
             asyncio.timeout(110),
         ):
-            await kept()
+            await kept.sure()
             assert locks._line.connection is not None
             pid = locks._line.connection.info.backend_pid
             taking = asyncio.create_task(other.execute("SELECT pg_advisory_lock(%s)", (key_of("lost"),)))
@@ -167,8 +170,8 @@ async def test_what_is_held_is_held_again_or_told(database: str) -> None:
             await terminate(database, pid)
             await taking
             with pytest.raises(LockLostError):
-                await lost()
-            await kept()
+                await lost.sure()
+            await kept.sure()
             for name, is_free in (("kept", False), ("lost", True)):
                 cursor = await other.execute("SELECT pg_try_advisory_lock(%s)", (key_of(name),))
                 assert await cursor.fetchone() == (is_free,)
@@ -189,7 +192,7 @@ async def test_whoever_held_a_question_comes_first_after_an_outage(database: str
     try:
         async with other.held("something else"):
             pass
-        async with asyncio.timeout(110), one.held("question") as sure:
+        async with asyncio.timeout(110), one.held("question") as held:
             await one._line._turn.acquire()
             try:
                 connections = [locks._line.connection for locks in (one, other)]
@@ -204,7 +207,7 @@ async def test_whoever_held_a_question_comes_first_after_an_outage(database: str
                     assert not taking.done()
             finally:
                 one._line._turn.release()
-            await sure()
+            await held.sure()
             taking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await taking
@@ -214,25 +217,29 @@ async def test_whoever_held_a_question_comes_first_after_an_outage(database: str
         await engine.dispose()
 
 
+FULL_TABLE = """
+CREATE OR REPLACE FUNCTION full_table(keys bigint[]) RETURNS SETOF boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN QUERY SELECT pg_try_advisory_lock(key) FROM unnest(keys) AS key;
+    IF cardinality(keys) > 1 THEN RAISE 'full' USING ERRCODE = '53200'; END IF;
+END $$
+"""
+
+
+@pytest.mark.parametrize("sought", [None, Sought("t", "run", "key", NOWHERE)], ids=["alone", "with-a-look"])
 async def test_locks_that_were_too_many_together_are_let_go_by_one_letting_go(
-    database: str, monkeypatch: pytest.MonkeyPatch
+    database: str, monkeypatch: pytest.MonkeyPatch, sought: Sought | None
 ) -> None:
     """The server's table of locks is full after some of a group, which are tried one by one then."""
-
-    async def short(connection: Connection, keys: Sequence[int]) -> dict[int, bool]:
-        found = await taken(connection, keys)
-        if len(keys) > 1:
-            await connection.execute("DO $$ BEGIN RAISE EXCEPTION 'full' USING ERRCODE = '53200'; END $$")
-        return found
-
-    taken = store_locks._taken
-    monkeypatch.setattr(store_locks, "_taken", short)
+    async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
+        await connection.execute(FULL_TABLE)
+    monkeypatch.setattr(store_locks, "_TRY", "SELECT full_table(%s::bigint[])")
     engine = connect(database)
     one, other = (QuestionLocks(engine, Lines(engine, 1)) for _ in range(2))
 
     async def take(replica: QuestionLocks, name: str) -> None:
-        async with replica.held(name):
-            pass
+        async with replica.held(name, sought) as held:
+            assert held.known == (None if sought is None else Known(None, None, []))
 
     try:
         async with asyncio.timeout(20):

@@ -49,7 +49,7 @@ class ExpectedReader:
             if pump.followers or self._execution.spool.start > 0:
                 self._over = True
             else:
-                pump.expected = self
+                pump.expected.add(self)
         if self._waiter is not None and self._is_enough:
             wake(self._waiter)
 
@@ -71,6 +71,6 @@ class ExpectedReader:
         self._over = True
         self._execution.spool.listeners.discard(self)
         pump = self._execution.pump
-        if pump is not None and pump.expected is self:
-            pump.expected = None
+        if pump is not None and self in pump.expected:
+            pump.expected.remove(self)
             pump.follower_moved()

@@ -45,8 +45,8 @@ class OutputPump:
         self._read_size = FIRST_READ
         self._stalled: Timer | None = None
         self.followers: set[Follower] = set()
-        self.expected: Follower | None = None
-        """In the place of a follower that is still to come."""
+        self.expected: set[Follower] = set()
+        """Each in the place of a follower that is still to come; a start that is repeated has several."""
         self.on_eof: Callable[[], None] | None = None
         self.cut = False
         """Whether more was written than the limit allows."""
@@ -85,7 +85,7 @@ class OutputPump:
     def follow(self, follower: Follower) -> None:
         """A follower has come: the one that was expected, if any was."""
         self.followers.add(follower)
-        self.expected = None
+        self.expected.clear()
 
     def follower_moved(self) -> None:
         """A follower has read on or left."""
@@ -153,7 +153,7 @@ class OutputPump:
 
     @property
     def _held_up_for(self) -> tuple[Follower, ...]:
-        return (*self.followers,) if self.expected is None else (*self.followers, self.expected)
+        return (*self.followers, *self.expected)
 
     def _stall(self) -> None:
         for pipe in self._pipes:

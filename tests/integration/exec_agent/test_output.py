@@ -218,6 +218,33 @@ async def test_whoever_reads_on_finds_all_however_much_is_written_before(
     assert (found.result.exit_code, found.result.dropped_bytes) == (0, len(content) - 256 * KIB)
 
 
+async def test_whoever_reads_on_finds_all_though_others_who_would_have_are_gone(client: Client, work: Path) -> None:
+    """As where a start is repeated: the gateway of the one before is cut off only then."""
+    content, exec_id = blocks(8 * MIB), new_id()
+    (work / "in").write_bytes(content)
+    # So much that the next read may overwrite some, and no read of it a full one, which would make the next ones larger.
+    parts = (60 * KIB, 60 * KIB, 60 * KIB, 10 * KIB, 4 * KIB)
+    little = "; ".join(
+        f"head -c {size}; until [ -e {work}/{part} ]; do sleep 0.05; done" for part, size in enumerate(parts)
+    )
+    command = spec(shell=f"{{ {little}; cat; }} <{work}/in", retained_limit_bytes=256 * KIB)
+    calls = [client.start_call(command, 60, exec_id, reads_on=True) for _ in range(9)]
+    for part in range(len(parts)):
+        while (await client.wait(exec_id, 0)).output_bytes < sum(parts[: part + 1]):
+            await asyncio.sleep(0.01)
+        if part < len(parts) - 1:
+            (work / str(part)).touch()
+    stays = calls.pop(4)
+    for call in calls:
+        call.cancel()
+    for _ in range(20):  # behind them on the connection
+        await client.list()
+    (work / str(len(parts) - 1)).touch()
+    assert (await stays).exec.state == exec_pb2.EXEC_STATE_RUNNING
+    found = await client.read(exec_id)
+    assert (found.gaps, found.stdout == content) == ([], True)
+
+
 async def test_a_command_waits_not_for_ever_for_a_reader_that_never_comes(client: Client) -> None:
     command = spec("head", "-c", str(8 * MIB), "/dev/zero", retained_limit_bytes=256 * KIB, concurrent=True)
     left, cut = new_id(), new_id()

@@ -123,12 +123,12 @@ class Transport:
         method: Callable[[Connection], Callable[..., Awaitable[Response]]],
         request: Any,
         *,
-        timeout: float = CALL_SECONDS,
+        timeout: float | None = CALL_SECONDS,
         sandbox_id: str = "",
         context: CallContext | None = None,
         retry: Retry | None = None,
     ) -> Response:
-        """One idempotent call, repeated while it is UNAVAILABLE.
+        """One idempotent call, repeated while it is UNAVAILABLE. `timeout` None: a dead connection ends it.
 
         Raises:
             OrchardError: the typed error of its status, or ClientClosed.
@@ -194,7 +194,7 @@ class Transport:
         self,
         method: Callable[[Connection], Callable[..., Awaitable[Response]]],
         request: Any,
-        timeout: float,
+        timeout: float | None,
         context: CallContext,
     ) -> Response:
         with self._pool.connection() as connection:

@@ -222,7 +222,7 @@ async def test_whoever_reads_on_finds_all_though_others_who_would_have_are_gone(
     """As where a start is repeated: the gateway of the one before is cut off only then."""
     content, exec_id = blocks(8 * MIB), new_id()
     (work / "in").write_bytes(content)
-    # So much that the next read may overwrite some, and no read of it a full one, which would make the next ones larger.
+    # So much that the next read may overwrite some; no read of it is a full one, which would make the next ones larger.
     parts = (60 * KIB, 60 * KIB, 60 * KIB, 10 * KIB, 4 * KIB)
     little = "; ".join(
         f"head -c {size}; until [ -e {work}/{part} ]; do sleep 0.05; done" for part, size in enumerate(parts)

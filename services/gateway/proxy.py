@@ -6,7 +6,6 @@ Nothing of a message is decoded but field 1, and nothing of a response at all.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
 
 _LENGTH_TAG: Final = 0x0A  # field 1, length-delimited
-_END_SECONDS: Final = 0.01
-"""For so long the end of a stream is waited for behind its first message, before that is passed on as one of many."""
 _SECRET_ENV_PENDING: Final = "SECRET_ENV_PENDING"  # noqa: S105 (a reason)
 
 
@@ -71,38 +68,6 @@ async def _with_first(first: bytes, requests: AsyncIterator[bytes]) -> AsyncIter
     yield first
     async for message in requests:
         yield message
-
-
-@contextlib.asynccontextmanager
-async def _whole_or_stream(requests: AsyncIterator[bytes]) -> AsyncIterator[tuple[bytes | None, AsyncIterator[bytes]]]:
-    """The only message of a stream that ends right behind it, else the stream from its beginning.
-
-    A stream of one message is a unary call on the wire, and is passed on as that: in one step, where one that may go on
-    takes three, each with its way through the event loop.
-    """
-    messages = aiter(requests)
-    first = await anext(messages, None)
-    if first is None:
-        yield None, messages
-        return
-    second = asyncio.ensure_future(anext(messages, None))
-    second.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody asks for it any more
-    try:
-        await asyncio.wait({second}, timeout=_END_SECONDS)
-        ends = second.done() and second.result() is None
-        yield (first, messages) if ends else (None, _resumed(first, second, messages))
-    finally:
-        second.cancel()
-
-
-async def _resumed(
-    first: bytes, second: Awaitable[bytes | None], messages: AsyncIterator[bytes]
-) -> AsyncIterator[bytes]:
-    yield first
-    message = await second
-    while message is not None:
-        yield message
-        message = await anext(messages, None)
 
 
 def _path_of(method: MethodDescriptor) -> str:
@@ -327,23 +292,16 @@ class PrincipalProxy(ServiceProxy):
         return serve
 
     def _stream_unary(self, method: MethodDescriptor) -> Callable[[AsyncIterator[bytes], Context], Awaitable[bytes]]:
-        path = _path_of(method)
-        open_stream: Any = self._channel.stream_unary(path)
-        send: Any = self._channel.unary_unary(path)
+        open_stream: Any = self._channel.stream_unary(_path_of(method))
 
         async def serve(requests: AsyncIterator[bytes], context: Context) -> bytes:
-            async with _whole_or_stream(requests) as (whole, stream):
-                how = {"metadata": self.metadata(), "timeout": context.time_remaining()}
-                if whole is not None:
-                    reply: bytes = await send(whole, **how)
-                    return reply
-                call = open_stream(stream, **how)
-                try:
-                    with peer_status(call):
-                        answer: bytes = await call
-                    return answer
-                finally:
-                    call.cancel()
+            call = open_stream(requests, metadata=self.metadata(), timeout=context.time_remaining())
+            try:
+                with peer_status(call):
+                    reply: bytes = await call
+                return reply
+            finally:
+                call.cancel()
 
         return serve
 

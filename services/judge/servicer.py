@@ -65,29 +65,35 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
         context: Any,  # noqa: ARG002
     ) -> pb.JudgeResponse:
         """See judge_service.proto."""
-        tenant, intake, request_id, more = principal().tenant, None, "", False
+        intake, request_id, more = None, "", False
         async with self._room() as share:
             async for message in request_iterator:
                 more = message.more
-                part = message.WhichOneof("part")
                 await share.take(message.ByteSize())
                 if intake is None:
-                    if part != "judgement":
-                        raise InvalidArgumentError.of("judgement", "must be the first message")
-                    request_id = _request_id(message)
-                    intake = Intake(message.judgement)
-                    for steps in message.first_steps:
-                        intake.steps(steps)
+                    request_id, intake = _begun(message)
                 elif message.first_steps:
                     raise InvalidArgumentError.of("first_steps", "must be in the first message")
                 else:
-                    intake.piece(part, message)
+                    intake.piece(message.WhichOneof("part"), message)
             if intake is None:
                 raise InvalidArgumentError.of("judgement", "the stream ended before its first message")
             if more:  # a caller that is gone reads as the end of its messages before it reads as gone
                 raise UnavailableError("the stream ended before its last message; repeat it", reason="UPLOAD_CUT")
-            prepared = await self._judging.prepare(tenant, intake.request())
-            verdict = await self._judging.judge_request(tenant, request_id, prepared)
+            return await self._judged(request_id, intake)
+
+    async def JudgeWhole(self, request: pb.JudgeRequest, context: Any) -> pb.JudgeResponse:  # noqa: ARG002, N802
+        """See judge_service.proto."""
+        if request.more:
+            raise InvalidArgumentError.of("more", "is for Judge, whose stream may go on; send all in this message")
+        async with self._room() as share:
+            await share.take(request.ByteSize())
+            return await self._judged(*_begun(request))
+
+    async def _judged(self, request_id: str, intake: Intake) -> pb.JudgeResponse:
+        tenant = principal().tenant
+        prepared = await self._judging.prepare(tenant, intake.request())
+        verdict = await self._judging.judge_request(tenant, request_id, prepared)
         return pb.JudgeResponse(verdict=values.verdict_message(verdict))
 
     async def JudgeBatch(  # noqa: N802
@@ -227,6 +233,17 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
             if following is not None:
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
+
+
+def _begun(message: pb.JudgeRequest) -> tuple[str, Intake]:
+    """The request id, and the judgement as far as its first message has it."""
+    if message.WhichOneof("part") != "judgement":
+        raise InvalidArgumentError.of("judgement", "must be the first message")
+    request_id = _request_id(message)
+    intake = Intake(message.judgement)
+    for steps in message.first_steps:
+        intake.steps(steps)
+    return request_id, intake
 
 
 def _request_id(message: pb.JudgeRequest) -> str:

@@ -37,7 +37,9 @@ class Judges(judge_service_pb2_grpc.JudgeServiceServicer):
 
 
 @asynccontextmanager
-async def client_of(judges: Judges, *, retry_seconds: float) -> AsyncIterator[orchard.AsyncSandboxClient]:
+async def client_of(
+    judges: judge_service_pb2_grpc.JudgeServiceServicer, *, retry_seconds: float
+) -> AsyncIterator[orchard.AsyncSandboxClient]:
     server = Server(
         interceptor=CallInterceptor(authenticator=None), health=Health(), service_names=[], reflection=False
     )

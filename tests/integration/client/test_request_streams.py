@@ -17,7 +17,7 @@ from services.common.peer_status import peer_status
 from tests.support.platform import PlatformProcess
 
 PAUSES = [0.0, 0.002, 0.05]
-"""Seconds between messages: shorter and longer than the gateway waits for the end of a stream."""
+"""Seconds between messages."""
 
 
 class Bodies:

@@ -5,21 +5,12 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import secrets
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterable,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Mapping,
-    Sequence,
-)
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from orchard._client.arguments import explained
-from orchard._client.errors import InvalidArgument
+from orchard._client.errors import InvalidArgument, Unimplemented
 from orchard._client.judge import batches, convert, messages
 from orchard._client.judge.batches import Items
 from orchard._client.judge.types import (
@@ -33,7 +24,6 @@ from orchard._client.judge.types import (
     Verdict,
 )
 from orchard._client.paging import paged
-from orchard._client.pool import Connection
 from orchard._client.status import CallFailed
 from orchard._client.trajectories.client import AsyncTrajectories
 from orchard._client.trajectories.types import Blob, Body, Part, Role, Step
@@ -43,14 +33,6 @@ from orchard.judge.v1 import judge_pb2
 from orchard.judge.v1 import judge_service_pb2 as pb
 
 _SCREENSHOTS: Final = 3
-_JUDGE: Final = f"/{pb.DESCRIPTOR.services_by_name['JudgeService'].full_name}/Judge"
-
-
-def _judge_whole(connection: Connection) -> Callable[..., Awaitable[pb.JudgeResponse]]:
-    """Judge, of what one message holds: the same on the wire, and sent and ended in one step instead of three."""
-    return connection.channel.unary_unary(
-        _JUDGE, request_serializer=pb.JudgeRequest.SerializeToString, response_deserializer=pb.JudgeResponse.FromString
-    )
 
 
 @explained
@@ -85,8 +67,12 @@ class AsyncJudge:
             context, retry = self._transport.context(operation), self._transport.retry()
             first = next(messages.of_judgement(asked, judgement, request_id))
             if not first.more:
-                response = await self._transport.unary(_judge_whole, first, timeout=None, context=context, retry=retry)
-                return convert.verdict_of(response.verdict)
+                # Platforms before this one know the stream alone.
+                with suppress(Unimplemented):
+                    response = await self._transport.unary(
+                        lambda c: c.judge.JudgeWhole, first, timeout=None, context=context, retry=retry
+                    )
+                    return convert.verdict_of(response.verdict)
 
             async def requests() -> AsyncIterator[pb.JudgeRequest]:
                 for message in messages.of_judgement(asked, judgement, request_id):

@@ -41,6 +41,11 @@ class JudgeServiceStub:
                 request_serializer=orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeRequest.SerializeToString,
                 response_deserializer=orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeResponse.FromString,
                 _registered_method=True)
+        self.JudgeWhole = channel.unary_unary(
+                '/orchard.judge.v1.JudgeService/JudgeWhole',
+                request_serializer=orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeRequest.SerializeToString,
+                response_deserializer=orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeResponse.FromString,
+                _registered_method=True)
         self.JudgeBatch = channel.stream_stream(
                 '/orchard.judge.v1.JudgeService/JudgeBatch',
                 request_serializer=orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeBatchRequest.SerializeToString,
@@ -100,6 +105,14 @@ class JudgeServiceServicer:
         named; JUDGE_UNKNOWN; a step or image that is missing); NOT_FOUND (RUBRIC_NOT_FOUND); ALREADY_EXISTS (REQUEST_ID_REUSED: the id was
         used for something else); RESOURCE_EXHAUSTED (TRAJECTORY_TOO_LARGE; TOO_MANY_JUDGEMENTS, JUDGE_QUEUE_FULL: retry later); UNAVAILABLE
         (retry; UPLOAD_CUT: the stream ended after a message with `more`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def JudgeWhole(self, request, context):
+        """JudgeWhole is Judge of what one message holds: a judgement with first_steps, without images. It takes less time than a stream of one.
+        Errors: as of Judge.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -181,6 +194,11 @@ def add_JudgeServiceServicer_to_server(servicer, server):
                     request_deserializer=orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeRequest.FromString,
                     response_serializer=orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeResponse.SerializeToString,
             ),
+            'JudgeWhole': grpc.unary_unary_rpc_method_handler(
+                    servicer.JudgeWhole,
+                    request_deserializer=orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeRequest.FromString,
+                    response_serializer=orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeResponse.SerializeToString,
+            ),
             'JudgeBatch': grpc.stream_stream_rpc_method_handler(
                     servicer.JudgeBatch,
                     request_deserializer=orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeBatchRequest.FromString,
@@ -254,6 +272,33 @@ class JudgeService:
             request_iterator,
             target,
             '/orchard.judge.v1.JudgeService/Judge',
+            orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeRequest.SerializeToString,
+            orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def JudgeWhole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/orchard.judge.v1.JudgeService/JudgeWhole',
             orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeRequest.SerializeToString,
             orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeResponse.FromString,
             options,

@@ -43,6 +43,10 @@ class JudgeServiceStub:
     used for something else); RESOURCE_EXHAUSTED (TRAJECTORY_TOO_LARGE; TOO_MANY_JUDGEMENTS, JUDGE_QUEUE_FULL: retry later); UNAVAILABLE
     (retry; UPLOAD_CUT: the stream ended after a message with `more`).
     """
+    JudgeWhole: _grpc.UnaryUnaryMultiCallable[_judge_service_pb2.JudgeRequest, _judge_service_pb2.JudgeResponse]
+    """JudgeWhole is Judge of what one message holds: a judgement with first_steps, without images. It takes less time than a stream of one.
+    Errors: as of Judge.
+    """
     JudgeBatch: _grpc.StreamStreamMultiCallable[_judge_service_pb2.JudgeBatchRequest, _judge_service_pb2.JudgeBatchResponse]
     """JudgeBatch judges many items, each as Judge does, and returns each verdict as soon as it is there. A batch that broke goes on when
     it is begun again with the same batch_id: the verdicts it has are returned first, and no answer that was received is asked for again. Items
@@ -83,6 +87,10 @@ class JudgeServiceAsyncStub(JudgeServiceStub):
     named; JUDGE_UNKNOWN; a step or image that is missing); NOT_FOUND (RUBRIC_NOT_FOUND); ALREADY_EXISTS (REQUEST_ID_REUSED: the id was
     used for something else); RESOURCE_EXHAUSTED (TRAJECTORY_TOO_LARGE; TOO_MANY_JUDGEMENTS, JUDGE_QUEUE_FULL: retry later); UNAVAILABLE
     (retry; UPLOAD_CUT: the stream ended after a message with `more`).
+    """
+    JudgeWhole: _aio.UnaryUnaryMultiCallable[_judge_service_pb2.JudgeRequest, _judge_service_pb2.JudgeResponse]  # type: ignore[assignment]
+    """JudgeWhole is Judge of what one message holds: a judgement with first_steps, without images. It takes less time than a stream of one.
+    Errors: as of Judge.
     """
     JudgeBatch: _aio.StreamStreamMultiCallable[_judge_service_pb2.JudgeBatchRequest, _judge_service_pb2.JudgeBatchResponse]  # type: ignore[assignment]
     """JudgeBatch judges many items, each as Judge does, and returns each verdict as soon as it is there. A batch that broke goes on when
@@ -127,6 +135,16 @@ class JudgeServiceServicer(metaclass=_abc_1.ABCMeta):
         named; JUDGE_UNKNOWN; a step or image that is missing); NOT_FOUND (RUBRIC_NOT_FOUND); ALREADY_EXISTS (REQUEST_ID_REUSED: the id was
         used for something else); RESOURCE_EXHAUSTED (TRAJECTORY_TOO_LARGE; TOO_MANY_JUDGEMENTS, JUDGE_QUEUE_FULL: retry later); UNAVAILABLE
         (retry; UPLOAD_CUT: the stream ended after a message with `more`).
+        """
+
+    @_abc_1.abstractmethod
+    def JudgeWhole(
+        self,
+        request: _judge_service_pb2.JudgeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_judge_service_pb2.JudgeResponse, _abc.Awaitable[_judge_service_pb2.JudgeResponse]]:
+        """JudgeWhole is Judge of what one message holds: a judgement with first_steps, without images. It takes less time than a stream of one.
+        Errors: as of Judge.
         """
 
     @_abc_1.abstractmethod

@@ -180,6 +180,37 @@ def test_an_iteration_that_is_left_after_the_end_starts_nothing() -> None:
     assert portal._loop is None
 
 
+def test_iterations_that_are_open_at_the_end_are_closed_from_the_outside_in(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As where an exception leaves `with SandboxClient()`, whose traceback holds on to them."""
+    portal, ends = Portal(), list[str]()
+
+    @contextlib.asynccontextmanager
+    async def opened() -> AsyncIterator[AsyncIterator[int]]:
+        try:
+            yield numbers(threading.Event())
+        finally:
+            await asyncio.sleep(0.01)
+            ends.append("connection")
+
+    async def outer() -> AsyncIterator[int]:
+        try:
+            async with opened() as items:
+                async for item in items:
+                    yield item
+        finally:
+            await asyncio.sleep(0.01)
+            ends.append("reader")
+
+    held = [portal.iterate(outer()) for _ in range(3)]
+    assert [next(items) for items in held] == [0, 0, 0]
+    portal.stop()
+    assert ends == ["connection", "reader"] * 3
+    gc.collect()
+    assert not caplog.records
+
+
 def test_an_iteration_that_the_loops_own_thread_throws_away_is_closed() -> None:
     """As where the collector runs there."""
     portal, closed = Portal(), threading.Event()

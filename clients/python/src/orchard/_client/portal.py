@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine, Generator
 from contextlib import suppress
 from typing import Any, Final, TypeVar, cast
 
@@ -36,6 +36,8 @@ class Portal:
         # Of the loop's thread: its id, and a lock that opens at its end.
         self._thread_id = 0
         self._alive = threading.Lock()
+        self._open: set[AsyncGenerator[Any, Any]] = set()
+        """Of this loop those that are iterated."""
         self._pid = os.getpid()
 
     def _hand_over(self, job: _Job) -> None:
@@ -57,15 +59,15 @@ class Portal:
                 # The thread did not come along into the child; the lock may have been held by it. The loop is leaked,
                 # since destroying its calls would run gRPC's inherited core.
                 leak(self._loop)
-                self._start_lock, self._loop, self._thread_id = threading.Lock(), None, 0
+                self._start_lock, self._loop, self._thread_id, self._open = threading.Lock(), None, 0, set()
                 self._pid = os.getpid()
 
     def _start(self) -> None:
-        loop, alive = asyncio.new_event_loop(), threading.Lock()
+        loop, alive, self._open = asyncio.new_event_loop(), threading.Lock(), set()
         alive.acquire()
         try:
             # Not threading.Thread, whose start waits for an event: see _Job.
-            self._thread_id = _thread.start_new_thread(_run, (loop, alive))
+            self._thread_id = _thread.start_new_thread(_run, (loop, alive, self._open))
             self._loop, self._alive = loop, alive
         except BaseException:
             # Ctrl-C, perhaps after it was started.
@@ -108,8 +110,12 @@ class Portal:
         try:
             while (item := self.run(_step(items))) is not _END:
                 loop = self._loop
+                if isinstance(items, AsyncGenerator):
+                    self._open.add(items)
                 yield cast("T", item)
         finally:
+            if isinstance(items, AsyncGenerator):
+                self._open.discard(items)
             # A loop that has ended has closed it, and one whose own thread throws it away does so now.
             is_there = self._loop is not None and loop in (None, self._loop) and self._pid == os.getpid()
             if isinstance(items, AsyncGenerator) and is_there and not self._is_own_thread():
@@ -192,7 +198,17 @@ async def _step(items: AsyncIterator[Any]) -> Any:
         return _END
 
 
-def _run(loop: asyncio.AbstractEventLoop, alive: threading.Lock) -> None:
+async def _close(opened: Collection[AsyncGenerator[Any, Any]]) -> None:
+    """Close what is still iterated, and with each whatever it iterates itself.
+
+    The loop would close all of them at once, so that some are closed under those that are at work with them.
+    """
+    for items in list(opened):
+        with suppress(Exception):  # whoever iterated it is gone
+            await items.aclose()
+
+
+def _run(loop: asyncio.AbstractEventLoop, alive: threading.Lock, opened: Collection[AsyncGenerator[Any, Any]]) -> None:
     try:
         # What threading.Thread does for debuggers, profilers and logs.
         if trace := threading.gettrace():
@@ -208,6 +224,7 @@ def _run(loop: asyncio.AbstractEventLoop, alive: threading.Lock) -> None:
             for task in tasks:
                 task.cancel()
             loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            loop.run_until_complete(_close(opened))
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
         finally:

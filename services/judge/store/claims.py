@@ -116,7 +116,7 @@ class ClaimStore:
     """Looks up judgements, and begins requests (rows of REQUESTS, which stay as long as the verdicts do)."""
 
     def __init__(self, lines: Lines) -> None:
-        self._known = Lane(lines, "what is known of judgements", look)
+        self._known = Lane(lines, "what is known of judgements", _look)
         self._requests = Lane(lines, "requests that begin", _begin)
 
     async def close(self) -> None:
@@ -206,13 +206,12 @@ ORDER BY given.number
 """  # noqa: S608
 
 
-async def look(connection: Connection, sought: Sequence[Sought]) -> list[Known]:
-    """What is there of some judgements, in their order."""
-    return await told(await ask(connection, sought))
+async def _look(connection: Connection, sought: Sequence[Sought]) -> list[Known]:
+    return [known_of(row) for row in await (await ask(connection, sought)).fetchall()]
 
 
 async def ask(connection: Connection, sought: Sequence[Sought]) -> Answered:
-    """Send the statement of `look`. In a pipeline this waits for nothing."""
+    """What is there of some judgements: a row of each, in their order see known_of. A pipeline does not wait for it."""
     rows = [
         {"number": number, "tenant": tenant, "run": run, "question_key": key, **_ids(origin)}
         for number, (tenant, run, key, origin) in enumerate(sought)
@@ -220,9 +219,14 @@ async def ask(connection: Connection, sought: Sequence[Sought]) -> Answered:
     return await connection.execute(_KNOWN, [recordset(rows)])
 
 
-async def told(answered: Answered) -> list[Known]:
-    """What it said."""
-    return [_known(row, [kept_of(answer) for answer in row[10] or ()]) for row in await answered.fetchall()]
+def known_of(row: Sequence[Any]) -> Known:
+    """What a row of `ask` says.
+
+    Raises:
+        ValueError, KeyError: it has something that a later version has written.
+    """
+    earlier = None if row[3] is None else Earlier(row[3], _verdict(row[7:10]), row[5], row[6])
+    return Known(earlier, _verdict(row[:3]), [kept_of(answer) for answer in row[10] or ()])
 
 
 async def _begin(connection: Connection, requests: Sequence[_Request]) -> list[Earlier | None]:
@@ -239,11 +243,6 @@ async def _begin(connection: Connection, requests: Sequence[_Request]) -> list[E
 
 def _ids(origin: Origin) -> dict[str, str]:
     return {"request_id": origin.request_id, "batch_id": origin.batch_id, "item_id": origin.item_id}
-
-
-def _known(row: Sequence[Any], answers: Sequence[Kept] = ()) -> Known:
-    earlier = None if row[3] is None else Earlier(row[3], _verdict(row[7:10]), row[5], row[6])
-    return Known(earlier, _verdict(row[:3]), answers)
 
 
 def _verdict(fields: Sequence[Any]) -> Verdict | None:

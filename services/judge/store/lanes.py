@@ -30,6 +30,8 @@ _GATHERING_SECONDS: Final = 0.015
 # Their statements find few rows by their keys, whatever the tables hold: nothing is to be planned anew that was
 # planned, and a table that was small then may be large now.
 _BY_KEYS: Final = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off"
+# Of two statements in one round trip the later one sees what was stored when the earlier one was done.
+_FRESH: Final = "SET default_transaction_isolation = 'read committed'"
 _NO_MEMORY: Final = "53200"
 _TOO_MUCH: Final = "54"
 
@@ -92,7 +94,7 @@ class Line:
             try:
                 connection: Any = (await self._pooled.get_raw_connection()).driver_connection
                 await connection.set_autocommit(True)
-                await connection.execute(_BY_KEYS)
+                await connection.execute(f"{_BY_KEYS}; {_FRESH}")
             except BaseException:
                 # Whatever it was: the next one to come takes another from the pool.
                 await self._drop()

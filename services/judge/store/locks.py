@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import psycopg
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -22,7 +22,7 @@ from services.common.db import is_closed
 from services.common.errors import UnavailableError
 from services.common.logs import get_logger
 from services.judge.endings import whole
-from services.judge.store.claims import Answered, Known, Sought, ask, told
+from services.judge.store.claims import Answered, Known, Sought, ask, known_of
 from services.judge.store.lanes import Connection, Lane, Line, Lines
 
 _log = get_logger(__name__)
@@ -65,10 +65,10 @@ class _Turn(NamedTuple):
 
 
 class _Outcome(NamedTuple):
-    """Whether a turn was had, and what is known of its judgement."""
+    """Whether a turn was had, and the row of what is known of its judgement."""
 
     done: bool
-    known: Known | None = None
+    row: Sequence[Any] | None = None
 
 
 _LOOK: Final = _Turn(0, None)
@@ -112,7 +112,9 @@ class QuestionLocks:
             if self._watching is None:
                 self._watching = asyncio.create_task(self._watch(), name="watch the locks of questions")
             try:
-                yield HeldLock(partial(self._sure, key), taken.known)
+                # Read only here: where one cannot be, that is told to whom it concerns, and its lock let go.
+                known = None if taken.row is None else known_of(taken.row)
+                yield HeldLock(partial(self._sure, key), known)
             finally:
                 self._release(key)
 
@@ -192,7 +194,7 @@ class QuestionLocks:
             in_grace = asyncio.get_running_loop().time() < self._grace_until
             try:
                 found = await _taken_and_known(connection, [] if in_grace else wanted)
-            except psycopg.Error:
+            except Exception:
                 # The session keeps those that it took before it failed, and each may be tried again by itself.
                 with suppress(psycopg.Error):
                     await connection.execute(_FREE, [[turn.key for turn in wanted]])
@@ -239,8 +241,8 @@ async def _taken_and_known(connection: Connection, turns: Sequence[_Turn]) -> di
         asked = await ask(connection, list(sought.values()))
         # The first one's error says what is wrong; that of the second would only say that there was one.
         taken = await _rows(taking, keys)
-        known = dict(zip(sought, await told(asked), strict=True))
-    return {turn: _Outcome(taken[turn.key], known.get(turn)) for turn in turns}
+        rows = dict(zip(sought, await asked.fetchall(), strict=True))
+    return {turn: _Outcome(taken[turn.key], rows.get(turn)) for turn in turns}
 
 
 async def _result(future: asyncio.Future[_Outcome]) -> _Outcome:

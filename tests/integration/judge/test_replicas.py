@@ -1,6 +1,7 @@
 """Replicas that share a database, and a service that stops in the middle."""
 
 import asyncio
+import secrets
 from datetime import datetime
 
 import grpc
@@ -270,3 +271,35 @@ async def test_a_service_that_stops_tells_its_batches(process: ServiceProcess, s
         verdicts, _progress = await Calls(process, channel).batch("b", items)
     assert {item_id: verdict.value for item_id, verdict in verdicts.items()} == dict.fromkeys(items, 1.0)
     assert len(server.requests) in (2, 3)
+
+
+async def test_what_cannot_be_read_is_told_to_whom_it_concerns_and_no_lock_stays(database: str) -> None:
+    """In a rolling upgrade a later version may have kept an answer that this one does not know."""
+    tenant = f"t-{secrets.token_hex(4)}"
+    async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
+        await connection.execute(
+            "INSERT INTO judge.answers (tenant, run, judge, vote, swapped, attempt, ticket, sha256, finish, words, "
+            "model, calls, failed_calls, prompt_tokens, completion_tokens, cached_tokens, cost_usd, latency_seconds) "
+            "VALUES (%s, 'later', 'j', 0, false, 0, 't', 's', 'of a later version', '', 'm', 1, 0, 0, 0, 0, 0, 0)",
+            (tenant,),
+        )
+    engine = connect(database)
+    one, other = (QuestionLocks(engine, Lines(engine, 1)) for _ in range(2))
+
+    async def take(replica: QuestionLocks, name: str, run: str) -> bool:
+        async with replica.held(f"{tenant}/{name}", Sought(tenant, run, "", NOWHERE)) as held:
+            return held.known is not None
+
+    try:
+        async with asyncio.timeout(60):
+            runs = ("now", "later", "now")
+            results = await asyncio.gather(
+                *(take(one, str(number), run) for number, run in enumerate(runs)), return_exceptions=True
+            )
+            assert [type(result) for result in results] == [bool, ValueError, bool]
+            for number in range(3):
+                assert await take(other, str(number), "now")
+    finally:
+        await one.close()
+        await other.close()
+        await engine.dispose()

@@ -17,6 +17,9 @@ LARGE_READ: Final = 512 << 10
 _LARGE_PIPE: Final = 1 << 20
 _DRAIN_LIMIT: Final = 4 << 20
 STALL_SECONDS: Final = 30.0
+_PLACE_SECONDS: Final = 10.0
+"""A client notices that its connection broke, waits a moment and calls again; a gateway is there again after two."""
+_MOST_PLACES: Final = 32
 
 
 class Follower(Protocol):
@@ -26,11 +29,30 @@ class Follower(Protocol):
     lagging: bool
 
 
+class _Place:
+    """Where a follower was that was cut off. It comes back somewhere behind `first`, and no later than at `offset`."""
+
+    def __init__(self, spool: Spool, sent: int) -> None:
+        self.first = sent - spool.capacity
+        self.offset = sent
+        self.lagging = False
+
+
+def most_unread(spool: Spool) -> int:
+    """Bytes that a follower may leave unread before it holds the command up.
+
+    Half of what is retained. The other half is what it was sent last: connections on the way to a client hold tens of
+    MiB, which are lost where one of them breaks, and which the client asks for again.
+    """
+    return spool.capacity - spool.capacity // 2
+
+
 class OutputPump:
     """Reads the pipes of one command until all their write ends are closed.
 
-    A follower whose unread bytes would be overwritten stops it, at most STALL_SECONDS at a stretch; then that follower
-    loses the oldest bytes.
+    A follower that is far behind (see most_unread) stops it, at most STALL_SECONDS at a stretch; then that follower may
+    lose the oldest bytes. One whose stream ends before the command is waited for: a client that gives up, one that is
+    dead and a gateway that was killed look the same, and the last one's client comes back.
     """
 
     def __init__(
@@ -47,6 +69,7 @@ class OutputPump:
         self.followers: set[Follower] = set()
         self.expected: set[Follower] = set()
         """Each in the place of a follower that is still to come; a start that is repeated has several."""
+        self._places: dict[_Place, Timer] = {}
         self.on_eof: Callable[[], None] | None = None
         self.cut = False
         """Whether more was written than the limit allows."""
@@ -83,9 +106,24 @@ class OutputPump:
         return True
 
     def follow(self, follower: Follower) -> None:
-        """A follower has come: the one that was expected, if any was."""
-        self.followers.add(follower)
+        """A follower has come: the one that was expected, if any was, or one that was cut off. Repeatable."""
+        if follower not in self.followers:
+            self.followers.add(follower)
+            for place in [place for place in self._places if place.first <= follower.offset <= place.offset]:
+                self._places.pop(place).cancel()
         self.expected.clear()
+
+    def leave(self, follower: Follower) -> None:
+        """A follower's stream has ended; while the command runs on, its place is kept for a while. Repeatable."""
+        if follower not in self.followers:
+            return
+        self.followers.remove(follower)
+        if not self.eof and not follower.lagging:
+            if len(self._places) == _MOST_PLACES:
+                self._places.pop(next(iter(self._places))).cancel()
+            place = _Place(self._spool, follower.offset)
+            self._places[place] = self._waits.call_later(_PLACE_SECONDS, self._give_up_place, place)
+        self.follower_moved()
 
     def follower_moved(self) -> None:
         """A follower has read on or left."""
@@ -95,6 +133,7 @@ class OutputPump:
     def close(self) -> None:
         """Stop reading; whoever still writes gets SIGPIPE."""
         self._cancel_stall()
+        self._forget_places()
         for pipe in tuple(self._pipes):
             self._close_pipe(pipe)
 
@@ -142,18 +181,22 @@ class OutputPump:
 
     @property
     def _next_size(self) -> int:
-        """Bytes of the next read: never more than is kept, or a follower would hold it up that has read everything."""
-        return min(self._read_size, self._spool.capacity)
+        """Bytes of the next read: never more than fits, or a follower would hold it up that has read everything."""
+        return min(self._read_size, most_unread(self._spool))
 
     def _must_stall(self) -> bool:
         spool, size = self._spool, self._next_size
         if not spool.would_overwrite(spool.start, size):
             return False
-        return any(not f.lagging and spool.would_overwrite(f.offset, size) for f in self._held_up_for)
+        return any(not f.lagging and self._would_lose(f, size) for f in self._held_up_for)
+
+    def _would_lose(self, follower: Follower, size: int) -> bool:
+        """Whether `size` more bytes would drop what it has not read, or was sent last and may not have reached."""
+        return self._spool.end + size - follower.offset > most_unread(self._spool)
 
     @property
     def _held_up_for(self) -> tuple[Follower, ...]:
-        return (*self.followers, *self.expected)
+        return (*self.followers, *self.expected, *self._places)
 
     def _stall(self) -> None:
         for pipe in self._pipes:
@@ -164,9 +207,18 @@ class OutputPump:
 
     def _give_up(self) -> None:
         for follower in self._held_up_for:
-            if self._spool.would_overwrite(follower.offset, self._next_size):
+            if self._would_lose(follower, self._next_size):
                 follower.lagging = True
         self._resume()
+
+    def _give_up_place(self, place: _Place) -> None:
+        if self._places.pop(place, None) is not None:
+            self.follower_moved()
+
+    def _forget_places(self) -> None:
+        for timer in self._places.values():
+            timer.cancel()
+        self._places.clear()
 
     def _resume(self) -> None:
         if self._stalled is not None:
@@ -183,3 +235,5 @@ class OutputPump:
         self._waits.unwatch(pipe)
         del self._pipes[pipe]
         os.close(pipe)
+        if not self._pipes:
+            self._forget_places()

@@ -9,7 +9,7 @@ from services.common.errors import OutOfRangeError
 from services.exec_agent.execution import Execution
 from services.exec_agent.latch import wake
 from services.exec_agent.model import Chunk, Gap
-from services.exec_agent.pump import LARGE_READ
+from services.exec_agent.pump import LARGE_READ, most_unread
 from services.exec_agent.spool import NotCachedError, Spool
 
 LARGEST_CHUNK: Final = 1 << 20
@@ -99,8 +99,7 @@ class OutputReader:
         self._closed = True
         self._execution.spool.listeners.discard(self)
         if self._execution.pump is not None:
-            self._execution.pump.followers.discard(self)
-            self._execution.pump.follower_moved()
+            self._execution.pump.leave(self)
         self._execution.call_closed()
 
     @property
@@ -110,7 +109,7 @@ class OutputReader:
     @property
     def _gathered(self) -> int:
         """Never more than is kept beside the command's next bytes: it would wait for this reader, and this for it."""
-        return min(_GATHERED, max(0, self._execution.spool.capacity - LARGE_READ))
+        return min(_GATHERED, max(0, most_unread(self._execution.spool) - LARGE_READ))
 
     async def _gather(self) -> None:
         """In a burst, wait a moment until there is enough for a large message."""

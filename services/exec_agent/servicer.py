@@ -47,7 +47,6 @@ class ExecServicer(StdinServicer):
         execution = self.begin(fields, request.exec_id, request.spec)
         expected = ExpectedReader(execution, INLINE_OUTPUT) if request.reads_on else None
         execution.call_opened()
-        goes_on = False
         try:
             if execution.pump is not None:
                 await execution.begun.wait()
@@ -55,11 +54,11 @@ class ExecServicer(StdinServicer):
                 await expected.wait(wait)
             elif wait > 0:
                 await execution.done.wait(wait)
-            goes_on = execution.result is None
         finally:
             execution.call_closed()
             if expected is not None:
-                expected.close(_READER_SECONDS if goes_on else 0.0)
+                # Also where this call was cut off: whoever made it may call again.
+                expected.close(_READER_SECONDS if execution.result is None else 0.0)
         execution.check_interrupted()
         if execution.start_error is not None:
             raise execution.start_error

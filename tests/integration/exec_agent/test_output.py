@@ -249,7 +249,7 @@ async def test_a_command_waits_not_for_ever_for_a_reader_that_never_comes(client
     command = spec("head", "-c", str(8 * MIB), "/dev/zero", retained_limit_bytes=256 * KIB, concurrent=True)
     left, cut = new_id(), new_id()
     assert (await client.start(command, 60, left, reads_on=True)).exec.state == exec_pb2.EXEC_STATE_RUNNING
-    # A call that is cut off is known to be: nobody reads on from there.
+    # One that is cut off might be a gateway that was killed, whose client comes back.
     never = spec(shell=f"sleep 0.3; head -c {8 * MIB} /dev/zero", retained_limit_bytes=256 * KIB, concurrent=True)
     call = client.start_call(never, 60, cut, reads_on=True)
     await call.wait_for_connection()
@@ -259,6 +259,48 @@ async def test_a_command_waits_not_for_ever_for_a_reader_that_never_comes(client
     for exec_id in (cut, left):
         ended = await client.wait(exec_id)
         assert (ended.state, ended.output_bytes) == (exec_pb2.EXEC_STATE_ENDED, 8 * MIB)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3, 3.0])
+@pytest.mark.parametrize("how", ["exec", "read"])
+async def test_a_reader_that_is_cut_off_and_comes_back_finds_all(
+    client: Client, work: Path, how: str, seconds: float
+) -> None:
+    """As where a gateway is killed: what was on its way is lost with it, and the command writes on meanwhile."""
+    content, exec_id = blocks(300 * MIB), new_id()
+    (work / "in").write_bytes(content)
+    command = spec("cat", f"{work}/in", concurrent=True)
+    if how == "exec":
+        call = client.exec_call(command, exec_id)
+    else:
+        await client.start(command, 0, exec_id, reads_on=True)
+        call = client.read_call(exec_id, 0)
+    found = bytearray()
+    async for event in call:
+        if event.HasField("chunk"):
+            assert event.chunk.offset == len(found)
+            found += event.chunk.data
+            if len(found) > 50 * MIB:
+                break
+    call.cancel()
+    await asyncio.sleep(seconds)
+    async for event in client.read_call(exec_id, len(found)):
+        assert not event.HasField("gap"), (event.gap.offset, event.gap.size)
+        if event.HasField("chunk"):
+            found += event.chunk.data
+    assert found == content
+
+
+async def test_a_command_waits_not_for_ever_for_a_reader_that_does_not_come_back(client: Client) -> None:
+    exec_id = new_id()
+    size = 200 * MIB
+    call = client.exec_call(spec("head", "-c", str(size), "/dev/zero"), exec_id)
+    async for event in call:
+        if event.HasField("chunk"):
+            break
+    call.cancel()
+    ended = await client.wait(exec_id)
+    assert (ended.state, ended.output_bytes) == (exec_pb2.EXEC_STATE_ENDED, size)
 
 
 async def test_a_short_command_is_answered_whole_to_whoever_would_read_on(client: Client) -> None:

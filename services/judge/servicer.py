@@ -21,9 +21,10 @@ from services.judge import servicer_values as values
 from services.judge.batches import Batches
 from services.judge.held import Held, Share
 from services.judge.journal import Answers
+from services.judge.model import Verdict
 from services.judge.rubric_shelf import RubricShelf
 from services.judge.service import Judging
-from services.judge.servicer_intake import Intake
+from services.judge.servicer_intake import Intake, whole_of
 from services.judge.store.calls import CallStore
 from services.judge.texts import plain
 
@@ -71,7 +72,12 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
                 more = message.more
                 await share.take(message.ByteSize())
                 if intake is None:
-                    request_id, intake = _begun(message)
+                    if message.WhichOneof("part") != "judgement":
+                        raise InvalidArgumentError.of("judgement", "must be the first message")
+                    request_id = _request_id(message)
+                    intake = Intake(message.judgement)
+                    for steps in message.first_steps:
+                        intake.steps(steps)
                 elif message.first_steps:
                     raise InvalidArgumentError.of("first_steps", "must be in the first message")
                 else:
@@ -80,21 +86,20 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
                 raise InvalidArgumentError.of("judgement", "the stream ended before its first message")
             if more:  # a caller that is gone reads as the end of its messages before it reads as gone
                 raise UnavailableError("the stream ended before its last message; repeat it", reason="UPLOAD_CUT")
-            return await self._judged(request_id, intake)
+            verdict = await self._judged(request_id, intake)
+        return pb.JudgeResponse(verdict=values.verdict_message(verdict))
 
-    async def JudgeWhole(self, request: pb.JudgeRequest, context: Any) -> pb.JudgeResponse:  # noqa: ARG002, N802
+    async def JudgeWhole(self, request: pb.JudgeWholeRequest, context: Any) -> pb.JudgeWholeResponse:  # noqa: ARG002, N802
         """See judge_service.proto."""
-        if request.more:
-            raise InvalidArgumentError.of("more", "is for Judge, whose stream may go on; send all in this message")
         async with self._room() as share:
             await share.take(request.ByteSize())
-            return await self._judged(*_begun(request))
+            verdict = await self._judged(_request_id(request), whole_of(request))
+        return pb.JudgeWholeResponse(verdict=values.verdict_message(verdict))
 
-    async def _judged(self, request_id: str, intake: Intake) -> pb.JudgeResponse:
+    async def _judged(self, request_id: str, intake: Intake) -> Verdict:
         tenant = principal().tenant
         prepared = await self._judging.prepare(tenant, intake.request())
-        verdict = await self._judging.judge_request(tenant, request_id, prepared)
-        return pb.JudgeResponse(verdict=values.verdict_message(verdict))
+        return await self._judging.judge_request(tenant, request_id, prepared)
 
     async def JudgeBatch(  # noqa: N802
         self,
@@ -235,18 +240,7 @@ class JudgeServicer(judge_service_pb2_grpc.JudgeServiceServicer):
                 await asyncio.gather(following, return_exceptions=True)
 
 
-def _begun(message: pb.JudgeRequest) -> tuple[str, Intake]:
-    """The request id, and the judgement as far as its first message has it."""
-    if message.WhichOneof("part") != "judgement":
-        raise InvalidArgumentError.of("judgement", "must be the first message")
-    request_id = _request_id(message)
-    intake = Intake(message.judgement)
-    for steps in message.first_steps:
-        intake.steps(steps)
-    return request_id, intake
-
-
-def _request_id(message: pb.JudgeRequest) -> str:
+def _request_id(message: pb.JudgeRequest | pb.JudgeWholeRequest) -> str:
     if message.request_id:
         fields = Fields()
         values.check_id(fields, "request_id", message.request_id)

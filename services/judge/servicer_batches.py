@@ -14,7 +14,7 @@ from services.judge.backends.limits import Amount
 from services.judge.batches import Given, of_item
 from services.judge.held import Share
 from services.judge.requests import Request
-from services.judge.servicer_intake import Intake, budget_of
+from services.judge.servicer_intake import Intake, budget_of, whole_of
 from services.judge.store.verdicts import Batch, BatchItem
 
 
@@ -99,12 +99,7 @@ def _shared(given: Sequence[pb.WholeItem], taken: int) -> Iterator[tuple[pb.Whol
 
 def _whole(given: pb.WholeItem) -> Request:
     with of_item(given.item_id):
-        intake = Intake(given.judgement)
-        for steps in given.steps:
-            intake.steps(steps)
-        for image in given.images:
-            intake.image(image)
-        return intake.request()
+        return whole_of(given).request()
 
 
 def _item_id(field: str, item_id: str) -> str:

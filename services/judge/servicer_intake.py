@@ -138,6 +138,16 @@ class Intake:
         )
 
 
+def whole_of(given: judge_service_pb2.JudgeWholeRequest | judge_service_pb2.WholeItem) -> Intake:
+    """The judgement of a message that has all of it."""
+    intake = Intake(given.judgement)
+    for steps in given.steps:
+        intake.steps(steps)
+    for image in given.images:
+        intake.image(image)
+    return intake
+
+
 class ToolNames:
     """Which tool answers in a step: many harnesses name the call that it was, and not the tool."""
 

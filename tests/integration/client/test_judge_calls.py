@@ -31,7 +31,7 @@ class Older(judge_service_pb2_grpc.JudgeServiceServicer):
         self.calls.append(("Judge", steps))
         return pb.JudgeResponse(verdict=VERDICT)
 
-    async def JudgeWhole(self, request: pb.JudgeRequest, context: Any) -> pb.JudgeResponse:
+    async def JudgeWhole(self, request: pb.JudgeWholeRequest, context: Any) -> pb.JudgeWholeResponse:
         # What gRPC says where a server has no such method.
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         raise AssertionError
@@ -45,14 +45,14 @@ class Newer(Older):
         self.away = away
         self.ids: list[str] = []
 
-    async def JudgeWhole(self, request: pb.JudgeRequest, context: Any) -> pb.JudgeResponse:
-        self.calls.append(("JudgeWhole", sum(len(attempt.steps) for attempt in request.first_steps)))
+    async def JudgeWhole(self, request: pb.JudgeWholeRequest, context: Any) -> pb.JudgeWholeResponse:
+        self.calls.append(("JudgeWhole", sum(len(attempt.steps) for attempt in request.steps)))
         self.ids.append(request.request_id)
         if len(self.calls) <= self.away:
             raise UnavailableError("not now")
         if request.judgement.instruction == "wrong":
             raise InvalidArgumentError.of("judgement.instruction", "is wrong")
-        return pb.JudgeResponse(verdict=VERDICT)
+        return pb.JudgeWholeResponse(verdict=VERDICT)
 
 
 def asked(*, steps: int = 2, size: int = 10, instruction: str = "Do it.") -> Judgement:

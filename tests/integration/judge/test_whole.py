@@ -1,6 +1,7 @@
 """A judgement in one message: the same as one that comes in a stream, with whatever is told of it."""
 
 import asyncio
+import hashlib
 from typing import Any
 
 import grpc
@@ -16,10 +17,9 @@ from tests.support.judge_server import JudgeServer
 SCREENSHOT = {"blob": trajectory_pb2.BlobReference(sha256="a" * 64, media_type="image/png")}
 
 
-def whole(*, request_id: str = "", steps: list[trajectory_pb2.Step] = STEPS, **fields: Any) -> pb.JudgeRequest:
-    return pb.JudgeRequest(
-        judgement=judgement(**fields), request_id=request_id, first_steps=[pb.AttemptSteps(steps=steps)]
-    )
+def whole(*, request_id: str = "", steps: list[trajectory_pb2.Step] = STEPS, **fields: Any) -> pb.JudgeWholeRequest:
+    attempts = [pb.AttemptSteps(steps=steps)] if steps else []
+    return pb.JudgeWholeRequest(judgement=judgement(**fields), request_id=request_id, steps=attempts)
 
 
 async def test_it_is_the_same_judgement_however_it_comes(calls: Calls, server: JudgeServer) -> None:
@@ -52,20 +52,28 @@ async def test_both_at_once_ask_the_judge_once(calls: Calls, server: JudgeServer
     assert len(server.requests) == 1
 
 
+async def test_images_come_with_it(calls: Calls, server: JudgeServer) -> None:
+    data = b"not really a picture"
+    sha256 = hashlib.sha256(data).hexdigest()
+    shown = step(1, content=[{"blob": trajectory_pb2.BlobReference(sha256=sha256, media_type="image/png")}])
+    request = whole(kind="GUI_SUCCESS", steps=[step(0, "Click."), shown])
+    request.images.add(sha256=sha256, media_type="image/png", data=data)
+    verdict = (await calls.JudgeWhole(request)).verdict
+    assert (verdict.state, list(verdict.provenance.image_hashes)) == (SCORED, [sha256])
+
+
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (pb.JudgeRequest(), ["judgement", "first message"]),
-        (pb.JudgeRequest(steps=pb.AttemptSteps(steps=STEPS)), ["judgement", "first message"]),
-        (pb.JudgeRequest(judgement=judgement()), ["steps", "attempt 0 has no step"]),
-        (pb.JudgeRequest(judgement=judgement(), more=True), ["more", "Judge"]),
-        (pb.JudgeRequest(judgement=judgement(), request_id="no id!"), ["request_id"]),
+        (pb.JudgeWholeRequest(), ["judgement.kind"]),
+        (whole(steps=[]), ["steps", "attempt 0 has no step"]),
+        (whole(request_id="no id!"), ["request_id"]),
         (whole(kind="GUI_SUCCESS", steps=[step(0, "Click.", content=[SCREENSHOT])]), ["image", "was not sent"]),
     ],
-    ids=["nothing", "no-judgement", "no-step", "more", "id", "image"],
+    ids=["nothing", "no-step", "id", "image"],
 )
 async def test_what_is_wrong_is_told_before_a_judge_is_asked(
-    calls: Calls, server: JudgeServer, request_: pb.JudgeRequest, words: list[str]
+    calls: Calls, server: JudgeServer, request_: pb.JudgeWholeRequest, words: list[str]
 ) -> None:
     await fails(calls.JudgeWhole(request_), grpc.StatusCode.INVALID_ARGUMENT, *words)
     assert not server.requests

@@ -65,14 +65,13 @@ class AsyncJudge:
 
         with self._transport.operation("Judge") as operation:
             context, retry = self._transport.context(operation), self._transport.retry()
-            first = next(messages.of_judgement(asked, judgement, request_id))
-            if not first.more:
+            if (whole := messages.whole_of(asked, judgement, request_id)) is not None:
                 # Platforms before this one know the stream alone.
                 with suppress(Unimplemented):
-                    response = await self._transport.unary(
-                        lambda c: c.judge.JudgeWhole, first, timeout=None, context=context, retry=retry
+                    told = await self._transport.unary(
+                        lambda c: c.judge.JudgeWhole, whole, timeout=None, context=context, retry=retry
                     )
-                    return convert.verdict_of(response.verdict)
+                    return convert.verdict_of(told.verdict)
 
             async def requests() -> AsyncIterator[pb.JudgeRequest]:
                 for message in messages.of_judgement(asked, judgement, request_id):

@@ -53,6 +53,12 @@ def of_judgement(asked: judge_pb2.Judgement, given: types.Judgement, request_id:
     yield message
 
 
+def whole_of(asked: judge_pb2.Judgement, given: types.Judgement, request_id: str) -> pb.JudgeWholeRequest | None:
+    """The one message of a judgement; None where that cannot hold it. As `of_judgement`."""
+    message = pb.JudgeWholeRequest(judgement=asked, request_id=request_id)
+    return message if _filled(message, _pieces(given)) is None else None
+
+
 def of_items(items: Iterable[tuple[str, types.Judgement]]) -> Iterator[pb.JudgeBatchRequest]:
     """The messages of some items of a batch, in their order: small ones together.
 
@@ -82,8 +88,8 @@ def of_items(items: Iterable[tuple[str, types.Judgement]]) -> Iterator[pb.JudgeB
         yield pb.JudgeBatchRequest(items=together)
 
 
-def _filled(item: pb.WholeItem, pieces: Iterator[Piece]) -> Iterator[Piece] | None:
-    """Give an item the pieces that a message holds beside it; and give back the others, where those are not all."""
+def _filled(item: pb.WholeItem | pb.JudgeWholeRequest, pieces: Iterator[Piece]) -> Iterator[Piece] | None:
+    """Give it the pieces that a message holds beside it; and give back the others, where those are not all."""
     size = item.ByteSize()
     for piece in pieces:
         size += piece.ByteSize()

@@ -162,6 +162,70 @@ class JudgeResponse(_message.Message):
 Global___JudgeResponse: _TypeAlias = JudgeResponse  # noqa: Y015
 
 @_typing.final
+class JudgeWholeRequest(_message.Message):
+    """JudgeWholeRequest is a judgement with all that it is about."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    JUDGEMENT_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Names this judgement; see JudgeRequest.request_id. The same id may come by either call."""
+    @_builtins.property
+    def judgement(self) -> _judge_pb2.Judgement:
+        """What is asked."""
+
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptSteps]:
+        """Its steps."""
+
+    @_builtins.property
+    def images(self) -> _containers.RepeatedCompositeFieldContainer[Global___ImageChunk]:
+        """Its images."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        judgement: _judge_pb2.Judgement | None = ...,
+        steps: _abc.Iterable[Global___AttemptSteps] | None = ...,
+        images: _abc.Iterable[Global___ImageChunk] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["judgement", b"judgement"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "judgement", b"judgement", "request_id", b"request_id", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JudgeWholeRequest: _TypeAlias = JudgeWholeRequest  # noqa: Y015
+
+@_typing.final
+class JudgeWholeResponse(_message.Message):
+    """JudgeWholeResponse is the verdict."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def verdict(self) -> _judge_pb2.Verdict:
+        """The verdict."""
+
+    def __init__(
+        self,
+        *,
+        verdict: _judge_pb2.Verdict | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["verdict", b"verdict"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JudgeWholeResponse: _TypeAlias = JudgeWholeResponse  # noqa: Y015
+
+@_typing.final
 class JudgeBatchRequest(_message.Message):
     """JudgeBatchRequest is one message of a batch."""
 

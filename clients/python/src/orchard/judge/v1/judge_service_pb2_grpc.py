@@ -43,8 +43,8 @@ class JudgeServiceStub:
                 _registered_method=True)
         self.JudgeWhole = channel.unary_unary(
                 '/orchard.judge.v1.JudgeService/JudgeWhole',
-                request_serializer=orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeRequest.SerializeToString,
-                response_deserializer=orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeResponse.FromString,
+                request_serializer=orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeWholeRequest.SerializeToString,
+                response_deserializer=orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeWholeResponse.FromString,
                 _registered_method=True)
         self.JudgeBatch = channel.stream_stream(
                 '/orchard.judge.v1.JudgeService/JudgeBatch',
@@ -111,8 +111,7 @@ class JudgeServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def JudgeWhole(self, request, context):
-        """JudgeWhole is Judge of what one message holds: a judgement with first_steps, without images. It takes less time than a stream of one.
-        Errors: as of Judge.
+        """JudgeWhole is Judge of what one message holds, by a unary call: it takes less time than a stream of one. Errors: as of Judge.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -196,8 +195,8 @@ def add_JudgeServiceServicer_to_server(servicer, server):
             ),
             'JudgeWhole': grpc.unary_unary_rpc_method_handler(
                     servicer.JudgeWhole,
-                    request_deserializer=orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeRequest.FromString,
-                    response_serializer=orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeResponse.SerializeToString,
+                    request_deserializer=orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeWholeRequest.FromString,
+                    response_serializer=orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeWholeResponse.SerializeToString,
             ),
             'JudgeBatch': grpc.stream_stream_rpc_method_handler(
                     servicer.JudgeBatch,
@@ -299,8 +298,8 @@ class JudgeService:
             request,
             target,
             '/orchard.judge.v1.JudgeService/JudgeWhole',
-            orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeRequest.SerializeToString,
-            orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeResponse.FromString,
+            orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeWholeRequest.SerializeToString,
+            orchard_dot_judge_dot_v1_dot_judge__service__pb2.JudgeWholeResponse.FromString,
             options,
             channel_credentials,
             insecure,

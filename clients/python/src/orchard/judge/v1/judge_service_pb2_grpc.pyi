@@ -43,10 +43,8 @@ class JudgeServiceStub:
     used for something else); RESOURCE_EXHAUSTED (TRAJECTORY_TOO_LARGE; TOO_MANY_JUDGEMENTS, JUDGE_QUEUE_FULL: retry later); UNAVAILABLE
     (retry; UPLOAD_CUT: the stream ended after a message with `more`).
     """
-    JudgeWhole: _grpc.UnaryUnaryMultiCallable[_judge_service_pb2.JudgeRequest, _judge_service_pb2.JudgeResponse]
-    """JudgeWhole is Judge of what one message holds: a judgement with first_steps, without images. It takes less time than a stream of one.
-    Errors: as of Judge.
-    """
+    JudgeWhole: _grpc.UnaryUnaryMultiCallable[_judge_service_pb2.JudgeWholeRequest, _judge_service_pb2.JudgeWholeResponse]
+    """JudgeWhole is Judge of what one message holds, by a unary call: it takes less time than a stream of one. Errors: as of Judge."""
     JudgeBatch: _grpc.StreamStreamMultiCallable[_judge_service_pb2.JudgeBatchRequest, _judge_service_pb2.JudgeBatchResponse]
     """JudgeBatch judges many items, each as Judge does, and returns each verdict as soon as it is there. A batch that broke goes on when
     it is begun again with the same batch_id: the verdicts it has are returned first, and no answer that was received is asked for again. Items
@@ -88,10 +86,8 @@ class JudgeServiceAsyncStub(JudgeServiceStub):
     used for something else); RESOURCE_EXHAUSTED (TRAJECTORY_TOO_LARGE; TOO_MANY_JUDGEMENTS, JUDGE_QUEUE_FULL: retry later); UNAVAILABLE
     (retry; UPLOAD_CUT: the stream ended after a message with `more`).
     """
-    JudgeWhole: _aio.UnaryUnaryMultiCallable[_judge_service_pb2.JudgeRequest, _judge_service_pb2.JudgeResponse]  # type: ignore[assignment]
-    """JudgeWhole is Judge of what one message holds: a judgement with first_steps, without images. It takes less time than a stream of one.
-    Errors: as of Judge.
-    """
+    JudgeWhole: _aio.UnaryUnaryMultiCallable[_judge_service_pb2.JudgeWholeRequest, _judge_service_pb2.JudgeWholeResponse]  # type: ignore[assignment]
+    """JudgeWhole is Judge of what one message holds, by a unary call: it takes less time than a stream of one. Errors: as of Judge."""
     JudgeBatch: _aio.StreamStreamMultiCallable[_judge_service_pb2.JudgeBatchRequest, _judge_service_pb2.JudgeBatchResponse]  # type: ignore[assignment]
     """JudgeBatch judges many items, each as Judge does, and returns each verdict as soon as it is there. A batch that broke goes on when
     it is begun again with the same batch_id: the verdicts it has are returned first, and no answer that was received is asked for again. Items
@@ -140,12 +136,10 @@ class JudgeServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def JudgeWhole(
         self,
-        request: _judge_service_pb2.JudgeRequest,
+        request: _judge_service_pb2.JudgeWholeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_judge_service_pb2.JudgeResponse, _abc.Awaitable[_judge_service_pb2.JudgeResponse]]:
-        """JudgeWhole is Judge of what one message holds: a judgement with first_steps, without images. It takes less time than a stream of one.
-        Errors: as of Judge.
-        """
+    ) -> _typing.Union[_judge_service_pb2.JudgeWholeResponse, _abc.Awaitable[_judge_service_pb2.JudgeWholeResponse]]:
+        """JudgeWhole is Judge of what one message holds, by a unary call: it takes less time than a stream of one. Errors: as of Judge."""
 
     @_abc_1.abstractmethod
     def JudgeBatch(

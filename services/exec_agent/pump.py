@@ -112,6 +112,7 @@ class OutputPump:
             for place in [place for place in self._places if place.first <= follower.offset <= place.offset]:
                 self._places.pop(place).cancel()
         self.expected.clear()
+        self.follower_moved()
 
     def leave(self, follower: Follower) -> None:
         """A follower's stream has ended; while the command runs on, its place is kept for a while. Repeatable."""
@@ -126,7 +127,7 @@ class OutputPump:
         self.follower_moved()
 
     def follower_moved(self) -> None:
-        """A follower has read on or left."""
+        """A follower has read on, come or left."""
         if self._stalled is not None and not self._must_stall():
             self._resume()
 

@@ -160,24 +160,17 @@ class NodeProcess:
             "ORCHARD_SPARE_SANDBOXES": "0",
             **self.settings,
         }
-        user, group = self.account.uid, self.account.gid
         command = [sys.executable, "-m", "services.local.node"]
+        if os.geteuid() == 0:
+            # Not by subprocess, which forks for that: what gRPC does in a fork of a process that uses it may crash it.
+            become = ("setpriv", "--reuid", str(self.account.uid), "--regid", str(self.account.gid), "--clear-groups")
+            command = [*become, "--", *command]
         if self.mounts:
-            become = f'exec setpriv --reuid {user} --regid {group} --clear-groups "$@"'
-            script = f"set -e\n{self.mounts}\n{become}"
+            script = f'set -e\n{self.mounts}\nexec "$@"'
             command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", *command]
-            user = group = 0
         with (self.home / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                command,
-                env=environment,
-                pass_fds=[self.lifeline_read],
-                user=user,
-                group=group,
-                extra_groups=[] if os.geteuid() == 0 else None,
-                stdout=log,
-                stderr=log,
-                cwd="/",
+                command, env=environment, pass_fds=[self.lifeline_read], stdout=log, stderr=log, cwd="/"
             )
 
     async def start(self) -> None:

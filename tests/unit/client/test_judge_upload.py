@@ -17,10 +17,11 @@ _SHORT: Any = {"role": "user", "content": "short"}
 
 
 class Taken:
-    """A transport that takes what is uploaded."""
+    """A transport that takes what is sent: messages of a stream, or one that is whole."""
 
     def __init__(self) -> None:
         self.messages: list[pb.JudgeRequest] = []
+        self.whole: list[pb.JudgeWholeRequest] = []
 
     @contextmanager
     def operation(self, name: str) -> Iterator[str]:
@@ -32,6 +33,11 @@ class Taken:
 
     def retry(self) -> None:
         """See Transport."""
+
+    async def unary(self, _: Any, request: pb.JudgeWholeRequest, **__: Any) -> Any:
+        """See Transport."""
+        self.whole.append(pb.JudgeWholeRequest.FromString(request.SerializeToString()))
+        return pb.JudgeWholeResponse()
 
     async def upload(self, _: Any, requests: Callable[[], AsyncIterator[pb.JudgeRequest]], **__: Any) -> Any:
         """See Transport."""
@@ -52,7 +58,7 @@ def _indices(*pieces: pb.AttemptSteps) -> list[int]:
     return [step.index for piece in pieces for step in piece.steps]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [2, 3])
 async def test_every_message_but_the_last_says_that_another_follows(count: int) -> None:
     taken = Taken()
     await _judge(taken).run(Judgement("outcome", "Do it.", _messages(count)))
@@ -60,13 +66,22 @@ async def test_every_message_but_the_last_says_that_another_follows(count: int) 
     assert parts == ["judgement"] + ["steps"] * (count - 1)
     assert [message.more for message in taken.messages] == [True] * (count - 1) + [False]
     assert _indices(*(steps for one in taken.messages for steps in (*one.first_steps, one.steps))) == [*range(count)]
+    assert not taken.whole
+
+
+async def test_what_fits_into_one_message_goes_whole() -> None:
+    taken = Taken()
+    await _judge(taken).run(Judgement("outcome", "Do it.", _messages(1)), request_id="r")
+    (message,) = taken.whole
+    assert (message.request_id, message.judgement.instruction, _indices(*message.steps)) == ("r", "Do it.", [0])
+    assert not taken.messages
 
 
 async def test_both_attempts_fit_into_one_message() -> None:
     taken = Taken()
     await _judge(taken).run(Judgement("pairwise", "Do it.", [_SHORT], [_SHORT] * 2))
-    (message,) = taken.messages
-    assert [(steps.attempt, len(steps.steps)) for steps in message.first_steps] == [(0, 1), (1, 2)]
+    (message,) = taken.whole
+    assert [(steps.attempt, len(steps.steps)) for steps in message.steps] == [(0, 1), (1, 2)]
 
 
 def test_small_items_go_together_and_a_large_one_in_pieces_in_their_order() -> None:
@@ -108,9 +123,21 @@ def test_images_go_with_an_item_that_they_fit_into() -> None:
     assert [image.data for image in item.images] == [b"picture"]
 
 
+@pytest.mark.parametrize(("size", "is_whole"), [(1000, True), (600_000, False)])
+async def test_images_go_with_a_judgement_that_they_fit_into(size: int, is_whole: bool) -> None:
+    taken = Taken()
+    step = Step.user([Body(b"p" * size, "image/png")])
+    await _judge(taken).run(Judgement("gui_success", "Do it.", [step]))
+    whole = [image for message in taken.whole for image in message.images]
+    pieces = [message.image for message in taken.messages if message.HasField("image")]
+    assert sum(len(image.data) for image in whole or pieces) == size
+    assert (bool(whole), bool(pieces)) == (is_whole, not is_whole)
+
+
 async def test_steps_that_cannot_be_sent_leave_no_shorter_judgement() -> None:
     taken = Taken()
     steps = [*_messages(2), {"role": "user", "content": "x" * (4 << 20)}]
     with pytest.raises(InvalidArgument, match="steps\\[2\\]"):
         await _judge(taken).run(Judgement("outcome", "Do it.", steps))
+    assert not taken.whole
     assert all(message.more for message in taken.messages)

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -59,6 +60,19 @@ def test_a_sandbox_from_the_shell(grpcurl: str, platform: PlatformProcess) -> No
     reply = invoke("orchard.exec.v1.ExecService/StartExec", request)
     assert base64.b64decode(reply["output"][0]["data"]) == b"hello\n"
     invoke("orchard.sandbox.v1.SandboxService/DeleteSandbox", {"sandbox_id": "from-grpcurl"})
+
+
+def test_a_verdict_from_the_shell(grpcurl: str, platform: PlatformProcess) -> None:
+    """The example of docs/debugging.md."""
+    example = next(
+        line for line in (ROOT / "docs" / "debugging.md").read_text().splitlines() if '"JUDGEMENT_KIND_' in line
+    )
+    request = shlex.split(example.strip().removesuffix("\\"))[2]
+    reply = json.loads(
+        call(grpcurl, platform, "-d", request, platform.endpoint, "orchard.judge.v1.JudgeService/JudgeWhole")
+    )
+    assert reply["verdict"]["verdict_id"].startswith("vd-")
+    assert reply["verdict"]["state"].startswith("VERDICT_STATE_")
 
 
 def test_health_needs_no_key(grpcurl: str, platform: PlatformProcess) -> None:

@@ -134,7 +134,6 @@ class OutputPump:
     def close(self) -> None:
         """Stop reading; whoever still writes gets SIGPIPE."""
         self._cancel_stall()
-        self._forget_places()
         for pipe in tuple(self._pipes):
             self._close_pipe(pipe)
 

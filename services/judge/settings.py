@@ -29,7 +29,7 @@ class JudgeServiceSettings(InternalServiceSettings, DatabaseSettings):
         default=256,
         ge=1,
         le=10_000,
-        description="Calls of Judge and JudgeBatch at once; each holds trajectories.",
+        description="Calls of Judge, JudgeWhole and JudgeBatch at once; each holds trajectories.",
     )
     most_held_bytes: int = Field(
         default=512 << 20,
